@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
 import logging
 import os
 import re
@@ -143,7 +144,10 @@ ParserError: type[Exception] = next(c for c in typer.BadParameter.__mro__ if c._
 
 def main() -> None:
     """Entry point: one sentence on stderr and exit code 2 for bad use, never a traceback."""
-    printing.write_everywhere()
+    for stream in (sys.stdout, sys.stderr):
+        # whatever the locale's encoding; others stand in for the streams in tests and notebooks
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
     try:
         with optional("this command"):
             code = app(standalone_mode=False)

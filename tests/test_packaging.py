@@ -46,10 +46,6 @@ for line in sys.argv[1:]:
 WORK = {"dev", "docs", "bench", "support"}
 
 
-def relative(path):
-    return path.relative_to(ROOT).as_posix()
-
-
 def requirements(extra):
     """The names of what an extra installs, and the extras that it refers to."""
     names, others = set(), {extra}
@@ -71,7 +67,7 @@ def test_all_has_what_a_user_may_want():
     assert all(text.startswith("hesscond[") for text in EXTRAS["all"])
 
 
-@pytest.mark.parametrize("path", PAGES, ids=relative)
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_install_lines_and_extras_of_a_page_work(path):
     text = path.read_text(encoding="utf-8")
     assert not re.search(r"pip install [^\n`]*hesscond\[", text), "no index has hesscond"

@@ -205,13 +205,9 @@ def unit_entries(model, name, result, unit, place):
         own, first = part_of(name, key, rows)
         # parts of a packed parameter count their units as it does
         number = unit - (first if len(own) < len(rows) else "qkv".find(name[-2]) * 4 if "_proj_weight" in key else 0)
-        if len(own) in (count_of(model, name, result), len(result.units), 4 if "[" in name else -1):
+        if len(own) in (len(Catalogue(model).block(name).units), len(result.units), 4 if "[" in name else -1):
             found.append(own[number])
     return torch.cat(found)
-
-
-def count_of(model, name, result):
-    return len(Catalogue(model).block(name).units)
 
 
 def made(name="gpt2-conv1d"):

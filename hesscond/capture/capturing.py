@@ -126,7 +126,12 @@ def capture(
     if result.mass == 0 or not forward.calls:
         return result
     weighting.refuse_nothing(loss_fn, forward)
-    requests = requests_of(forward, chosen, wanted, whole=whole)
+    # a layer with a single unit is captured as that unit, whose rounding is known by sample
+    requests = [
+        curvature.Request(name, chosen[name], calls, units, whole and len(units) > 1, forward.parameters.get(name))
+        for name, calls in forward.calls.items()
+        for units in [wanted[name]]
+    ]
     if slopes:
         result.slopes = slopes_of(forward, [request for request in requests if request.parameters is None])
     differentiator = curvature.Differentiator(forward, requests, memory, progress)
@@ -141,21 +146,6 @@ def capture(
     wanted_now = [request.name for request in requests if progress.sample.get(request.name) != ()]
     result.take(captures, wanted_now, forward)
     return result
-
-
-def requests_of(
-    forward: ForwardPass, layers: Mapping[str, Layer], units: Mapping[str, tuple[int, ...]], *, whole: bool
-) -> list[curvature.Request]:
-    """Requests of the layers that a forward pass reached; one with a single unit is captured as that unit.
-
-    Of a unit, the rounding of each sample is known.
-    """
-    return [
-        curvature.Request(
-            name, layers[name], calls, units[name], whole and len(units[name]) > 1, forward.parameters.get(name)
-        )
-        for name, calls in forward.calls.items()
-    ]
 
 
 def refuse_failed(result: Captures, *, optional: bool) -> None:

@@ -128,7 +128,7 @@ class SoftmaxNode(CurvedNode):
     @cached_property
     def log_tail(self) -> torch.Tensor:
         """Logarithms log Σ_{l≥k} p_l (…, c)."""
-        return log_tail_sums(self.log_p)
+        return torch.flip(torch.logcumsumexp(torch.flip(self.log_p, [-1]), -1), [-1])
 
     def passes(self, blocks: int) -> int:
         classes = self.log_p.shape[-1]
@@ -216,16 +216,11 @@ class ElementwiseNode(CurvedNode):
         return plus_or_minus(self.signed_root)
 
 
-def log_tail_sums(log_p: torch.Tensor) -> torch.Tensor:
-    """Logarithms (…, c) of the tail sums s_k = Σ_{l≥k} p_l, from the logarithms (…, c) of p."""
-    return torch.flip(torch.logcumsumexp(torch.flip(log_p, [-1]), -1), [-1])
-
-
 def stick_breaking_columns(log_p: torch.Tensor, tail: torch.Tensor, r: torch.Tensor) -> torch.Tensor:
     """Columns r (k,), r < c − 1, of the lower triangular L with L Lᵀ = diag(p) − p pᵀ, for k distributions: (…, k, c).
 
     With tail sums s_k = Σ_{l≥k} p_l, L is √(p_r s_{r+1}/s_r) on the diagonal and −p_i √(p_r/(s_r s_{r+1})) below it. It
-    is computed from ``log_p`` and its `log_tail_sums`, both (…, k, c), so that p of 1e-600 still counts.
+    is computed from the logarithms ``log_p`` of p and ``tail`` of s, both (…, k, c), so that p of 1e-600 still counts.
     """
     index = r[:, None].expand(*log_p.shape[:-1], 1)
     p_r, s_r, s_next = log_p.gather(-1, index), tail.gather(-1, index), tail.gather(-1, index + 1)

@@ -92,7 +92,12 @@ class SecondDerivatives:
         self.separators = separators.Separators(loss, requests, samples, budget)
         self.variables = {request.name: variables(request) for request in requests}
         #: sizes of the entries of S without cancellation, in the shapes of the variables of each layer
-        self.uncancelled = self.sizes_without_cancellation(loss)
+        all_variables = [variable for tensors in self.variables.values() for variable in tensors]
+        uncancelled = [torch.zeros_like(variable, dtype=torch.float64) for variable in all_variables]
+        for parts in curved.without_cancellation(loss, all_variables, below=curved.CANCELLED):
+            uncancelled = [size + 4 * part.to(size).square() for size, part in zip(uncancelled, parts, strict=True)]
+        each = iter(uncancelled)
+        self.uncancelled = {name: [next(each) for _ in tensors] for name, tensors in self.variables.items()}
         #: rounding errors of the second derivatives in each variable, by layer, where they were measured
         self.errors: dict[str, list[torch.Tensor]] = {}
         #: sizes (m,) that rounding of the Hessian of each unit's parameters shows, by layer, where it was measured
@@ -100,7 +105,6 @@ class SecondDerivatives:
         #: layers where rounding dominates some second derivatives, or may hide all of them
         self.blurred: set[str] = set()
         self.hidden: set[str] = set()
-        all_variables = [variable for tensors in self.variables.values() for variable in tensors]
         began = time.perf_counter()
         first = backward.slopes(loss, all_variables)
         #: time of a gradient: a second derivative takes about as long, in a batch less
@@ -112,7 +116,10 @@ class SecondDerivatives:
         #: activations in a single kernel hide their rounding from `Perturbed`, whose bounds then hold only as norms
         self.hides = any(node.name() in second_derivatives.BENT for node in graph.nodes([loss.grad_fn]))
         #: whether the rounding of a sample shows in its own terms: no kernel subtracts within
-        self.arithmetic = all(second_derivatives.is_arithmetic(node) for node in graph.nodes([loss.grad_fn]))
+        self.arithmetic = all(
+            node.name() in second_derivatives.ARITHMETIC or second_derivatives.is_linear(node)
+            for node in graph.nodes([loss.grad_fn])
+        )
         if second_derivatives.may_cancel(graph.nodes([loss.grad_fn])):
             self.perturb(loss)
 
@@ -179,15 +186,6 @@ class SecondDerivatives:
         zeros = map(torch.zeros_like, variables(request))
         parts = [zero[None] if change is None else change for zero, change in zip(zeros, changes, strict=True)]
         return layers.parameter_rows(request.layer, parts)[0].abs().amax(1).to(torch.float64) * (backward.SHARE / EPS)
-
-    def sizes_without_cancellation(self, loss: torch.Tensor) -> dict[str, list[torch.Tensor]]:
-        """Sizes of the entries of S without cancellation, from the nodes where nearly everything cancels."""
-        all_variables = [variable for tensors in self.variables.values() for variable in tensors]
-        sizes = [torch.zeros_like(variable, dtype=torch.float64) for variable in all_variables]
-        for parts in curved.without_cancellation(loss, all_variables, below=curved.CANCELLED):
-            sizes = [size + 4 * part.to(torch.float64).square() for size, part in zip(sizes, parts, strict=True)]
-        each = iter(sizes)
-        return {name: [next(each) for _ in tensors] for name, tensors in self.variables.items()}
 
     def product(self, request: Request, values: torch.Tensor) -> torch.Tensor:
         """Return S times each of ``values`` (k, J, m, q)."""

@@ -60,7 +60,13 @@ def run_forward(
 ) -> ForwardPass:
     """Run the model on copies of its tensors, adding a zero perturbation to every output of ``layers``."""
     hooks = Perturbations(layers, in_parameters, keep_inputs)
-    originals = {name: own_leaves(name, layers[name]) for name in layers if name in hooks.in_parameters}
+    originals = {name: own_parameters(layer) for name, layer in layers.items() if name in hooks.in_parameters}
+    for name in originals:
+        if is_computed(layers[name]):
+            raise CaptureError(
+                f"layer {name!r} is used in more than one way and its weight is computed from other parameters: "
+                "its Hessian cannot be captured"
+            )
     snapshot = Snapshot(model, [p for parts in originals.values() for p in parts], dtype)
     evaluated = snapshot.evaluate(loss_fn, batch, hooks=hooks, flattening=True)
     leaves = iter(snapshot.leaves)
@@ -73,7 +79,9 @@ def run_forward(
         name, reason = next(iter(bypassed.items()))
         raise CaptureError(f"layer {name!r} cannot be probed: {reason}")
     reached = {name: calls for name, calls in hooks.calls.items() if name not in bypassed}
-    refuse_nonfinite(reached)
+    for name, layer_calls in reached.items():
+        if not all(evaluation.is_finite(call.inputs) for call in layer_calls):
+            raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
     if reached and not variables and not hooks.entangled:
         raise CaptureError(f"the loss does not depend differentiably on layer {next(iter(reached))!r}")
     flattened = math.inf if evaluated.flattened is None else evaluated.flattened
@@ -177,23 +185,6 @@ class Perturbations:
             for name, calls in self.calls.items()
             if not calls and (name not in self._entered or name in self.unfit) and name not in kept
         }
-
-
-def own_leaves(name: str, layer: kinds.Layer) -> list[torch.nn.Parameter]:
-    """Weight and bias of a layer that is differentiated in them."""
-    if is_computed(layer):
-        raise CaptureError(
-            f"layer {name!r} is used in more than one way and its weight is computed from other parameters: "
-            "its Hessian cannot be captured"
-        )
-    return own_parameters(layer)
-
-
-def refuse_nonfinite(calls: Mapping[str, list[Call]]) -> None:
-    """Raise a NotFiniteError if an input of a layer is not finite."""
-    for name, layer_calls in calls.items():
-        if not all(evaluation.is_finite(call.inputs) for call in layer_calls):
-            raise NotFiniteError(f"the input of layer {name!r} has NaN or infinite entries")
 
 
 def variables_of(loss: torch.Tensor) -> set[int]:

@@ -89,11 +89,6 @@ def softplus(node: Any) -> torch.Tensor:
     return torch.where(x < node._saved_threshold, square_root(x.new_tensor(beta)) * logistic_root(x), 0.0)
 
 
-def log_sigmoid(node: Any) -> torch.Tensor:
-    """Signed root −√(σ(z) σ(−z)) for f = log σ(z)."""
-    return -logistic_root(saved(node, "self"))
-
-
 def soft_margin(node: Any) -> torch.Tensor:
     """Signed root |y| √(σ(yz) σ(−yz)) for f = log(1 + e^{−yz})."""
     y = saved(node, "target")
@@ -121,7 +116,7 @@ SECOND_DERIVATIVES: dict[str, Callable[[Any], torch.Tensor]] = {
     "BinaryCrossEntropyWithLogitsBackward0": logistic_with_target,
     "BinaryCrossEntropyBackward0": binary_cross_entropy,
     "SoftplusBackward0": softplus,
-    "LogSigmoidBackward0": log_sigmoid,
+    "LogSigmoidBackward0": lambda node: -logistic_root(saved(node, "self")),
     "SoftMarginLossBackward0": soft_margin,
     "ExpBackward0": exponential,
     "LogBackward0": logarithm,
@@ -193,11 +188,6 @@ def may_cancel(nodes: Iterable[Any]) -> bool:
 def is_linear(node: Any) -> bool:
     """Whether a node is piecewise linear whatever its inputs depend on."""
     return is_linear_node(node.name(), node, [(None, 0)] * 3)
-
-
-def is_arithmetic(node: Any) -> bool:
-    """Whether a node is a sum, product, power, exponential or logarithm, or piecewise linear."""
-    return node.name() in ARITHMETIC or is_linear(node)
 
 
 def softmax_saturates(node: Any) -> torch.Tensor:

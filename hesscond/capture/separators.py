@@ -174,7 +174,8 @@ class Segment:
             pulled = torch.autograd.grad([separator.edge], target.variables, [u], create_graph=True, allow_unused=True)
         self.twice = backward.Derivatives(pulled, [u, *target.variables])
         self.back = backward.Derivatives([separator.edge], target.variables)
-        between = graph.dependent([separator.edge.node], {edge_node(v) for v in target.variables})
+        edges = [v if isinstance(v, GradientEdge) else get_gradient_edge(v) for v in target.variables]
+        between = graph.dependent([separator.edge.node], {edge.node for edge in edges})
         self.largest = max(graph.shape_of(node).numel() for node in between)
 
     def derivatives(self, values: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -763,11 +764,6 @@ def numbers_of(node: Any) -> int:
     if node.name() in VIEWS:
         return 0
     return sum(math.prod(output.shape) for output in node._input_metadata)
-
-
-def edge_node(variable: Any) -> Any:
-    """Node of a variable's edge."""
-    return (variable if isinstance(variable, GradientEdge) else get_gradient_edge(variable)).node
 
 
 def symmetric(H: torch.Tensor) -> torch.Tensor:

@@ -209,30 +209,9 @@ class Uses:
 
     def of(self, name: str) -> Use:
         """Use of a parameter."""
-        if name not in self._uses:
-            self._uses[name] = self._use(self._leaves[name])
-        return self._uses[name]
-
-    def order(self, first: str, other: str) -> list[int] | None:
-        """Row of the other parameter for each output of the first; None: their outputs are not the same."""
-        uses = [self.of(name) for name in (first, other)]
-        shapes = [self._leaves[name].shape for name in (first, other)]
-        units = [range(len(shape)) if u.units is None else u.units for u, shape in zip(uses, shapes, strict=True)]
-        counts = [prod(shape[d] for d in dims) for shape, dims in zip(shapes, units, strict=True)]
-        pairs: set[tuple[int, int]] = set()
-        for key in uses[0].outputs.keys() & uses[1].outputs.keys():
-            for places in ((a, b) for a in uses[0].outputs[key] for b in uses[1].outputs[key]):
-                pairs |= met(places, shapes, units)
-        rows = dict(pairs)
-        if not len(pairs) == len(rows) == len({b for _, b in pairs}) == counts[0] == counts[1]:
-            return None
-        return [rows[unit] for unit in range(counts[0])]
-
-    @cached_property
-    def _consumers(self) -> dict[Any, list[tuple[Any, int]]]:
-        return users([self._loss.grad_fn])
-
-    def _use(self, leaf: torch.Tensor) -> Use:
+        if name in self._uses:
+            return self._uses[name]
+        leaf = self._leaves[name]
         trail = Trail(leaf.shape)
         waiting: list[tuple[Any, Place | None]] = [((get_gradient_edge(leaf).node, 0), Place.of(leaf.shape))]
         seen = set(waiting)
@@ -255,7 +234,27 @@ class Uses:
                     if after is not None and goes_on and step not in seen:
                         seen.add(step)
                         waiting.append(step)
-        return trail.use()
+        use = self._uses[name] = trail.use()
+        return use
+
+    def order(self, first: str, other: str) -> list[int] | None:
+        """Row of the other parameter for each output of the first; None: their outputs are not the same."""
+        uses = [self.of(name) for name in (first, other)]
+        shapes = [self._leaves[name].shape for name in (first, other)]
+        units = [range(len(shape)) if u.units is None else u.units for u, shape in zip(uses, shapes, strict=True)]
+        counts = [prod(shape[d] for d in dims) for shape, dims in zip(shapes, units, strict=True)]
+        pairs: set[tuple[int, int]] = set()
+        for key in uses[0].outputs.keys() & uses[1].outputs.keys():
+            for places in ((a, b) for a in uses[0].outputs[key] for b in uses[1].outputs[key]):
+                pairs |= met(places, shapes, units)
+        rows = dict(pairs)
+        if not len(pairs) == len(rows) == len({b for _, b in pairs}) == counts[0] == counts[1]:
+            return None
+        return [rows[unit] for unit in range(counts[0])]
+
+    @cached_property
+    def _consumers(self) -> dict[Any, list[tuple[Any, int]]]:
+        return users([self._loss.grad_fn])
 
     def is_pure(self, node: Any, number: int, saved: Sequence[str], first: int = 0) -> bool:
         """Whether an input of a node is a function of parameters alone."""

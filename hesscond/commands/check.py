@@ -16,7 +16,6 @@ from rich.text import Text
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError
 from hesscond.expectations import Decision, Expectation, decisions
-from hesscond.runs import StoredRun
 
 POLICIES = ("fail", "pass")
 STYLES = {"met": "green", "failed": "red", "unresolved": "yellow"}
@@ -73,13 +72,6 @@ def check(
     else:
         show(decided)
     refuse(decided, unresolved, github=github, quiet=as_json)
-
-
-def meet(expectations: Sequence[Expectation], runs: Sequence[StoredRun], unresolved: str) -> None:
-    """Check expectations, show the decisions and refuse, as ``hesscond study`` does at its end."""
-    decided = decisions(expectations, runs)
-    show(decided)
-    refuse(decided, unresolved, github=None, quiet=False)
 
 
 def passes(decision: Decision, unresolved: str) -> bool:

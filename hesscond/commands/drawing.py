@@ -72,7 +72,14 @@ def figure(
     known = () if kind == RATE else registry.FIGURES[kind].options
     arguments = taken(f"figure {kind}", known, layer=layer, unit=unit, quantity=quantity)
     if kind == RATE:
-        drawn = drawn_rate(names, page)
+        from hesscond.report import margins
+
+        id, *others = names or registry.RATED[:1]
+        if others or Path(id).is_dir():
+            raise ConfigError(f"{RATE} takes one statement: {', '.join(registry.RATED)}")
+        with printing.sign_of_life(id) as say:
+            trials = margins.rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
+        drawn = margins.rate_figure(trials, id, page=page)
     else:
         if not names:
             raise ConfigError(f"figure {kind} takes {registry.FIGURES[kind].needs}: name at least one run folder")
@@ -94,18 +101,6 @@ def sized(page: pages.Page, font_size: float | None, size: str | None) -> pages.
             raise ConfigError(f"--size takes inches from 1 to 100, a width or width and height as 5x3, not {size!r}")
         page = replace(page, width=inches[0], height=inches[1] if len(inches) > 1 else None)
     return page
-
-
-def drawn_rate(names: list[str], page: pages.Page) -> Any:
-    """Figure of the rates of a statement; by default of the first statement that has one."""
-    from hesscond.report import margins
-
-    id, *others = names or registry.RATED[:1]
-    if others or Path(id).is_dir():
-        raise ConfigError(f"{RATE} takes one statement: {', '.join(registry.RATED)}")
-    with printing.sign_of_life(id) as say:
-        trials = margins.rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
-    return margins.rate_figure(trials, id, page=page)
 
 
 def table(

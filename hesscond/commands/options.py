@@ -5,16 +5,13 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
 from hesscond.errors import LARGEST, ConfigError
 from hesscond.lazy import optional
 from hesscond.runs import StoredRun, find_runs
-
-if TYPE_CHECKING:
-    import torch
 
 Study = Annotated[str, typer.Argument(help="A built-in study (hesscond studies) or a .toml file.")]
 Scale = Annotated[
@@ -78,13 +75,6 @@ def choice(option: str, given: str, known: Any) -> str:
     if given not in known:
         raise ConfigError(f"{option} is one of {', '.join(known)}, not {given!r}")
     return given
-
-
-def forward_precision(given: str) -> torch.dtype | None:
-    """Dtype that ``--dtype`` means; None for the precision of the model itself."""
-    import torch
-
-    return torch.float64 if choice("--dtype", given, ("float64", "as-is")) == "float64" else None
 
 
 def names_of(texts: Sequence[str] | None) -> list[str] | None:

@@ -86,6 +86,8 @@ class Place:
     @classmethod
     def of(cls, jobs: int | None, device: str, threads: int | None = None) -> Place:
         """Place of computation that the options mean."""
+        from joblib import cpu_count
+
         for option, given in (("--jobs", jobs), ("--threads", threads)):
             if given is not None and given < 1:
                 raise ConfigError(f"{option} must be at least 1, got {given}")
@@ -95,7 +97,7 @@ class Place:
             devices = [torch.device("cuda", index) for index in range(torch.cuda.device_count())]
         if len({processor.type for processor in devices}) > 1:
             raise ConfigError(f"--device {device}: either the CPU or GPUs, their last digits differ")
-        return cls(jobs or (len(devices) if devices[0].type == "cuda" else cores()), tuple(devices))
+        return cls(jobs or (len(devices) if devices[0].type == "cuda" else int(cpu_count())), tuple(devices))
 
     def threads(self, where: Path) -> int:
         """Threads of the sweep in this folder, so that it resumes to the same digits; else a share of the cores."""
@@ -114,13 +116,6 @@ class Place:
         """The executor for a number of runs."""
         jobs = min(self.jobs, runs)
         return sweeps.WorkerProcesses([self.devices[n % len(self.devices)] for n in range(jobs)], folder)
-
-
-def cores() -> int:
-    """Number of cores that this process may use."""
-    from joblib import cpu_count
-
-    return int(cpu_count())
 
 
 def loaded(config: DataConfig, data_dir: Path | None) -> Dataset:

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import shlex
-import sys
 import textwrap
 import tomllib
 from collections.abc import Iterator, Sequence
@@ -63,14 +61,6 @@ def print_table(table: RenderableType) -> None:
         stdout.print(table)
         return
     stdout.out(plain_text(table))
-
-
-def write_everywhere() -> None:
-    """Let the standard streams accept every character that is printed, whatever the locale's encoding."""
-    for stream in (sys.stdout, sys.stderr):
-        # others stand in for them in tests and notebooks
-        if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(encoding="utf-8", errors="backslashreplace")
 
 
 @dataclass(frozen=True)
@@ -141,7 +131,8 @@ def print_docstring(docstring: str) -> None:
 def print_paragraphs(text: str) -> None:
     """Print paragraphs, which are lines of one indentation, as wide as the terminal; literal blocks as they are."""
     literal = False
-    for indent, group in groupby(text.strip("\n").splitlines(), indentation):
+    lines_of_text = text.strip("\n").splitlines()
+    for indent, group in groupby(lines_of_text, lambda line: len(line) - len(line.lstrip()) if line.strip() else -1):
         words = " ".join(lines := list(group)).strip()
         literal = literal and (indent > 0 or not words)
         if literal or not words:
@@ -149,11 +140,6 @@ def print_paragraphs(text: str) -> None:
         else:
             print_prose(re.sub(r"::$", ":", " ".join(words.split())), " " * indent)
             literal = words.endswith("::")
-
-
-def indentation(line: str) -> int:
-    """Number of blanks at the beginning of a line; -1 for an empty line."""
-    return len(line) - len(line.lstrip()) if line.strip() else -1
 
 
 def as_options(sentence: str) -> str:

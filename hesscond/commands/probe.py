@@ -12,6 +12,7 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Annotated, Any
 
+import torch
 import typer
 from rich.text import Text
 
@@ -19,7 +20,7 @@ import hesscond
 from hesscond.capture import STOPPED, ProbeProgress
 from hesscond.commands import options, printing, target as targets
 from hesscond.commands.runs import write_table
-from hesscond.errors import CaptureError, ConfigError, bytes_of
+from hesscond.errors import CaptureError, ConfigError, HesscondError, bytes_of
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.network_operator import observed
 from hesscond.hessians.roles import NETWORK
@@ -101,7 +102,7 @@ def probe(
         "level": options.choice("--level", level, LEVELS),
         "units": units if units in (None, "all") else tuple(dict.fromkeys(options.integers("--units", str(units)))),
         "method": None if method is None else parse(method).text,
-        "dtype": options.forward_precision(dtype),
+        "dtype": torch.float64 if options.choice("--dtype", dtype, ("float64", "as-is")) == "float64" else None,
         "rtol": rtol,
         "products": products,
     }
@@ -147,20 +148,15 @@ class Watched:
         """Show the progress of `hesscond.probe`, and stop it if Ctrl-C was pressed."""
         first, self._latest = self._latest is None, progress
         if first and progress.left > LONG:
-            self._announce(progress)
+            longest, seconds = max(progress.seconds.items(), key=lambda pair: pair[1])
+            others = "" if len(progress.seconds) == 1 else f" ({duration(seconds)} of it for {longest})"
+            others += progress.reason and f", {progress.reason}"
+            text = f"Estimated time of second derivatives: {duration(progress.left)}{others}. "
+            advice = "--layers and --units measure a subset; Ctrl-C keeps finished layers."
+            printing.stderr.print(text + advice, soft_wrap=True)
         if self.stopped:
             progress.stop()
         self.say(f"second derivatives of {progress.layer}", progress.share, progress.left)
-
-    def _announce(self, progress: ProbeProgress) -> None:
-        """Announce the estimated time, and how to reduce it."""
-        longest, seconds = max(progress.seconds.items(), key=lambda pair: pair[1])
-        others = "" if len(progress.seconds) == 1 else f" ({duration(seconds)} of it for {longest})"
-        others += progress.reason and f", {progress.reason}"
-        text = f"Estimated time of second derivatives: {duration(progress.left)}{others}. "
-        printing.stderr.print(
-            text + "--layers and --units measure a subset; Ctrl-C keeps finished layers.", soft_wrap=True
-        )
 
     def kappas(self, result: hesscond.ProbeResult) -> hesscond.ProbeResult:
         """Compute κ of all layers, which the result keeps; after Ctrl-C return those that are complete."""
@@ -222,21 +218,38 @@ def run_probe(
     target: targets.Target, arguments: dict[str, Any], spec: str, watched: Watched
 ) -> tuple[hesscond.ProbeResult, pd.DataFrame]:
     """Probe, ``arguments`` being those of `hesscond.probe`, and turn what the user's code raises into one sentence."""
-    with targets.one_sentence(spec):
+    import pandas as pd
+
+    try:
         watched.say(f"probing {spec}")
         result = watched.kappas(probed(target, arguments, watched))
         if not result:
             reasons = "; ".join(f"{name}: {reason}" for name, reason in result.skipped.items())
             raise ConfigError(f"no layer of {spec} could be probed: {reasons or 'it has none'}")
         frame = result.to_frame()
-        if arguments.get("products") is not None:
-            # signed, as κ's λ_max is not
+        if arguments["level"] == NETWORK:
             whole = result[NETWORK]
             assert isinstance(whole, NetworkResult)
-            top = whole.top
-            frame = frame.assign(top_lower=float(top.lower[0]), top_upper=float(top.upper[0]))
-        elif arguments["level"] == NETWORK:
-            frame = with_layers(result, frame, target, arguments, watched)
+            if arguments.get("products") is not None:
+                # signed, as κ's λ_max is not
+                top = whole.top
+                return result, frame.assign(top_lower=float(top.lower[0]), top_upper=float(top.upper[0]))
+            # the layers by themselves above the network, with their shares of its extreme eigenvectors
+            shares = whole.by_layer().drop(columns="n_params")
+            try:
+                layers = probed(target, arguments | {"level": "layer"}, watched)
+            except CaptureError as error:
+                result.skipped["the layers by themselves"] = str(error)
+            else:
+                layers = watched.kappas(layers)
+                frame = pd.concat([layers.to_frame(), frame], ignore_index=True)
+                result.skipped.update(layers.skipped)
+            frame = frame.merge(shares, on="layer", how="left")
+    except HesscondError:
+        raise
+    except (Exception, SystemExit) as error:
+        # the user's code, or a fault of ours
+        raise ConfigError(targets.explained(error, spec)) from error
     return result, frame
 
 
@@ -245,31 +258,6 @@ def probed(target: targets.Target, arguments: dict[str, Any], watched: Watched) 
     return hesscond.probe(
         target.model, target.loss_fn, target.data, **arguments, weight=target.weight, progress=watched.tell
     )
-
-
-def with_layers(
-    result: hesscond.ProbeResult,
-    network: pd.DataFrame,
-    target: targets.Target,
-    arguments: dict[str, Any],
-    watched: Watched,
-) -> pd.DataFrame:
-    """The rows of the layers by themselves above that of the network, with their shares of its extreme eigenvectors."""
-    import pandas as pd
-
-    whole = result[NETWORK]
-    assert isinstance(whole, NetworkResult)
-    shares = whole.by_layer()
-    frame = network
-    try:
-        layers = probed(target, arguments | {"level": "layer"}, watched)
-    except CaptureError as error:
-        result.skipped["the layers by themselves"] = str(error)
-    else:
-        layers = watched.kappas(layers)
-        frame = pd.concat([layers.to_frame(), network], ignore_index=True)
-        result.skipped.update(layers.skipped)
-    return frame.merge(shares.drop(columns="n_params"), on="layer", how="left")
 
 
 def print_summary(

@@ -13,8 +13,10 @@ from hesscond.data import locate
 from hesscond.errors import ConfigError
 from hesscond.report.replication import write_replication
 from hesscond.runs import store
-from hesscond.study import RunPlan, replication
+from hesscond.study import replication
+from hesscond.study.files import StudyFile
 from hesscond.study.grid import Overrides
+from hesscond.study.listing import contents
 from hesscond.study.sweep import prepare
 
 
@@ -61,12 +63,6 @@ def replicate(
     own_threads = threads if threads is not None else place.threads(where)
     again = f"hesscond replicate {name}{' --scale small' if scale == 'small' else ''}"
     outcomes = performing.perform(plans, prepared, data, place, own_threads, again)
-    show(paper, plans, where)
-    performing.complain_of(outcomes)
-
-
-def show(paper: replication.Replication, plans: list[RunPlan], where: Path) -> None:
-    """Print the table of paper and result, and write it and the figure next to the runs."""
     runs: dict[str, list[store.StoredRun]] = defaultdict(list)
     for plan in plans:
         if (plan.folder / "run.sqlite").exists():
@@ -77,19 +73,21 @@ def show(paper: replication.Replication, plans: list[RunPlan], where: Path) -> N
     printing.stdout.print(f"table:  {written}.md (and .csv)", soft_wrap=True)
     for path in drawn:
         printing.stdout.print(f"figure: {path}.png (and .pdf)", soft_wrap=True)
+    performing.complain_of(outcomes)
 
 
 def list_replications(data_dir: Path | None, as_json: bool) -> None:
     """List the figures and tables with what they need."""
     rows = []
-    for file in replication.replicable():
+    for name in (content["name"] for content in contents() if "replicate" in content):
+        file = StudyFile.named(name)
         studies = [file.content_of(panel)[0] for panel in file.panels or [""]]
         data = sorted({study["data"]["name"] for study in studies})
         missing = [name for name in data if locate(name, data_dir) is None]
         cost = file.layout.replicate
         rows.append(
             {
-                "name": file.content["name"],
+                "name": name,
                 "shows": file.content["description"],
                 "runs": sum(len(study["methods"]) for study in studies),
                 "data": ", ".join(name + (" (not here)" if name in missing else "") for name in data),

@@ -103,8 +103,6 @@ def export(
     if ending in FORMATS and ending != format:
         raise ConfigError(f"--format {format} and --output {output} contradict each other")
     options.check_file("--output", output, None)
-    if table not in store.TABLES:
-        raise ConfigError(f"unknown table {table!r}: choose from {', '.join(store.TABLES)}")
     stored = options.collect(runs)
     single = len(runs) == 1 and stored[0].folder == runs[0]
     frame = stored[0].table(table) if single else joint_table(stored, table)
@@ -132,14 +130,6 @@ def joint_table(runs: Sequence[store.StoredRun], name: str) -> pd.DataFrame:
     return pd.concat([frame for frame in frames if len(frame)] or frames[:1], ignore_index=True)
 
 
-def json_rows(frame: pd.DataFrame) -> list[dict[str, Any]]:
-    """Rows of a table for JSON; missing and infinite (unresolved) values are null, as JSON has neither."""
-    return [
-        {name: None if cell is None or cell != cell or cell == math.inf else cell for name, cell in row.items()}
-        for row in frame.astype(object).where(frame.notna(), math.nan).to_dict("records")
-    ]
-
-
 def write_table(frame: pd.DataFrame, format: str, target: Path | IO[str]) -> None:
     """Write a table to a file, or CSV and JSON to an open stream; numbers are read back to the last bit."""
     if format == "parquet" and not isinstance(target, Path):
@@ -152,7 +142,12 @@ def write_table(frame: pd.DataFrame, format: str, target: Path | IO[str]) -> Non
                 import pyarrow  # type: ignore[import-untyped]  # noqa: F401  (pandas would not say which package)
             frame.to_parquet(target, index=False, engine="pyarrow")
         else:
-            text = json.dumps(json_rows(frame), indent=1) + "\n"
+            # JSON has neither missing nor infinite (unresolved) values
+            rows = [
+                {name: None if cell is None or cell != cell or cell == math.inf else cell for name, cell in row.items()}
+                for row in frame.astype(object).where(frame.notna(), math.nan).to_dict("records")
+            ]
+            text = json.dumps(rows, indent=1) + "\n"
             target.write_text(text, encoding="utf-8") if isinstance(target, Path) else target.write(text)
     except BrokenPipeError:
         raise

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from hesscond.commands import check, options, performing, printing
-from hesscond.expectations import Expectation
+from hesscond.expectations import Expectation, decisions
 from hesscond.report import TABLES, rounding_note, summary_table, verdict_sentences
 from hesscond.report.registry import draw_first
 from hesscond.runs import store
@@ -82,7 +82,9 @@ def study(
     for sentence in diverged:
         printing.complain(sentence)
     if expectations:
-        check.meet(expectations, stored, unresolved)
+        decided = decisions(expectations, stored)
+        check.show(decided)
+        check.refuse(decided, unresolved, github=None, quiet=False)
     if diverged:
         raise typer.Exit(printing.DIVERGED)
 

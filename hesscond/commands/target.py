@@ -198,28 +198,6 @@ def described(value: Any) -> str:
     return kind(value)
 
 
-@contextmanager
-def one_sentence(spec: str) -> Iterator[None]:
-    """Context that turns exceptions from the user's code, and of our own faults, into a ConfigError."""
-    try:
-        yield
-    except HesscondError:
-        raise
-    except (Exception, SystemExit) as error:
-        raise ConfigError(explained(error, spec)) from error
-
-
-@contextmanager
-def causes_shown(wanted: bool) -> Iterator[None]:
-    """Context that prints, if wanted, the traceback of the exception behind one of ours."""
-    try:
-        yield
-    except HesscondError as error:
-        if wanted and error.__cause__ is not None:
-            traceback.print_exception(error.__cause__)
-        raise
-
-
 def explained(error: BaseException, spec: str) -> str:
     """Sentence for an exception during a probe."""
     if out_of_memory(error):
@@ -260,8 +238,10 @@ def shown(file: str, path: Path) -> str:
 @contextmanager
 def of_user(spec: str, show_traceback: bool) -> Iterator[printing.Say]:
     """Code of the user's runs in the block: what it prints is no part of the results."""
-    with redirect_stdout(sys.stderr), causes_shown(show_traceback), printing.sign_of_life(f"running {spec}") as say:
-        try:
+    try:
+        with redirect_stdout(sys.stderr), printing.sign_of_life(f"running {spec}") as say:
             yield say
-        except HesscondError as error:
-            raise type(error)(printing.as_options(str(error))) from error.__cause__
+    except HesscondError as error:
+        if show_traceback and error.__cause__ is not None:
+            traceback.print_exception(error.__cause__)
+        raise type(error)(printing.as_options(str(error))) from error.__cause__

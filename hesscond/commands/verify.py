@@ -49,7 +49,13 @@ def verify_statements(
     chosen = list(base.statements() if all_of_them else named)
     if figure is not None and len(chosen) != 1:
         raise ConfigError("--figure draws one statement: name that one only")
-    verdicts = run_all(chosen, trials, seed)
+    with printing.sign_of_life("starting") as say:
+
+        def run(number: int, statement: base.Statement) -> base.Verdict:
+            label, total = f"{statement.id} ({number} of {len(chosen)})", trials or statement.trials
+            return base.verify(statement, trials=trials, seed=seed, on_trial=lambda done: say(label, done / total))
+
+        verdicts = [run(number, statement) for number, statement in enumerate(chosen, 1)]
     if as_json:
         typer.echo(json.dumps([as_dict(verdict) for verdict in verdicts], indent=1))
     else:
@@ -63,17 +69,6 @@ def verify_statements(
         page.save_figure(margin_figure(verdicts[0]), figure)
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(printing.UNMET)
-
-
-def run_all(chosen: list[base.Statement], trials: int | None, seed: int) -> list[base.Verdict]:
-    """Verify statements one after another, with a sign of life."""
-    with printing.sign_of_life("starting") as say:
-
-        def run(number: int, statement: base.Statement) -> base.Verdict:
-            label, total = f"{statement.id} ({number} of {len(chosen)})", trials or statement.trials
-            return base.verify(statement, trials=trials, seed=seed, on_trial=lambda done: say(label, done / total))
-
-        return [run(number, statement) for number, statement in enumerate(chosen, 1)]
 
 
 def list_statements(

@@ -17,8 +17,6 @@ from hesscond.runs import store
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.runs import store
-
 OPERATIONS: dict[str, Callable[[Any, Any], Any]] = {
     **{"+": operator.add, "-": operator.sub, "*": operator.mul, "/": operator.truediv},
     **{"and": operator.and_, "or": operator.or_},

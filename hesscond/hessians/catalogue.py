@@ -182,7 +182,12 @@ class Catalogue:
             refuse_unclear(block.name, reasons | turned)
             return [block]
         if kinds.is_layer(module):
-            return [with_known_outputs(block, weights, reasons, turned)]
+            # rows are those of known outputs where nothing else is seen
+            same = {key: piece for key, piece in weights.items() if piece.count == len(block.units)}
+            refuse_unclear(block.name, {key: reason for key, reason in turned.items() if key not in same})
+            if same:
+                same |= {p.parameter: replace(p, rows=None) for p in block.pieces if reasons.get(p.parameter)}
+            return [replace(block, pieces=tuple(same.get(piece.parameter, piece) for piece in block.pieces))]
         if parts := self._by_outputs(block, owner, weights, uses):
             return parts
         if not type(owner).__module__.startswith("torch.") or kinds.is_turned(owner):
@@ -559,17 +564,6 @@ def heads(letter: str, rows: range, number: int) -> dict[str, range]:
 def ranged(rows: Sequence[int]) -> Sequence[int]:
     """Row numbers, as a range if they count from 0."""
     return range(len(rows)) if list(rows) == list(range(len(rows))) else tuple(rows)
-
-
-def with_known_outputs(
-    block: Block, weights: Mapping[str, Piece], reasons: Mapping[str, str], turned: Mapping[str, str]
-) -> Block:
-    """Block of a layer whose outputs are known: rows are those of them where nothing else is seen."""
-    same = {key: piece for key, piece in weights.items() if piece.count == len(block.units)}
-    refuse_unclear(block.name, {key: reason for key, reason in turned.items() if key not in same})
-    if same:
-        same |= {p.parameter: replace(p, rows=None) for p in block.pieces if reasons.get(p.parameter)}
-    return replace(block, pieces=tuple(same.get(piece.parameter, piece) for piece in block.pieces))
 
 
 def refuse_unclear(name: str, reasons: Mapping[str, str]) -> None:

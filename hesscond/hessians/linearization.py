@@ -8,7 +8,7 @@ to Schraudolph (Neural Computation 14 (2002)); J v is here the derivative of uáµ
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -66,8 +66,18 @@ class Linearization(ABC):
 
     def bytes(self) -> int:
         """Bytes that the retained graphs hold, without the leaves."""
-        inputs = [call.inputs for calls in self.evaluation.calls.values() for call in calls]
-        return saved_bytes([*self.ends(), self.evaluation.loss.grad_fn], inputs, self.leaves)
+        storages = [call.inputs.untyped_storage() for calls in self.evaluation.calls.values() for call in calls]
+        sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
+        for node in graph.nodes([*self.ends(), self.evaluation.loss.grad_fn]):
+            for name in dir(node):
+                if not name.startswith("_saved_") and name != "saved_tensors":
+                    continue
+                for tensor in containers.tensors_of(getattr(node, name)):
+                    storages = [part.untyped_storage() for part in containers.stored(tensor)]
+                    sizes |= {storage.data_ptr(): storage.nbytes() for storage in storages}
+        for leaf in self.leaves:
+            sizes.pop(leaf.untyped_storage().data_ptr(), None)
+        return sum(sizes.values())
 
 
 class HessianLinearization(Linearization):
@@ -123,7 +133,13 @@ class GGNLinearization(Linearization):
                 "dicts: the Gauss-Newton matrix is not defined without them"
             )
         self._points = [o.detach().requires_grad_() for o in self._outputs]
-        loss = self._loss_at_points(evaluation)
+        replaced = {id(o): point for o, point in zip(self._outputs, self._points, strict=True)}
+        # a clone: the loss may work in place
+        output = containers.mapped(
+            evaluation.output, lambda o: replaced[id(o)].clone() if id(o) in replaced else o.detach()
+        )
+        with torch.enable_grad():
+            loss = scalar(self._loss_fn(output, evaluation.target))
         if forward.variables_of(loss) - set(map(id, self._points)):
             raise CaptureError(
                 "the loss uses a parameter of the model itself, so that it is no function of the outputs alone and has "
@@ -136,15 +152,6 @@ class GGNLinearization(Linearization):
         self._dummies = [torch.zeros_like(o, requires_grad=True) for o in self._outputs]
         self._pulled = gradients(self._outputs, self.leaves, self._dummies, create_graph=True)
         return gradients(self._outputs, self.leaves, [slope.detach() for slope in self._slopes])
-
-    def _loss_at_points(self, evaluation: WatchedEvaluation) -> torch.Tensor:
-        replaced = {id(o): point for o, point in zip(self._outputs, self._points, strict=True)}
-        # a clone: the loss may work in place
-        output = containers.mapped(
-            evaluation.output, lambda o: replaced[id(o)].clone() if id(o) in replaced else o.detach()
-        )
-        with torch.enable_grad():
-            return scalar(self._loss_fn(output, evaluation.target))
 
     def product(self, seeds: Tensors, among: Sequence[int] | None = None) -> Tensors:
         chosen = range(len(self.leaves)) if among is None else among
@@ -182,19 +189,3 @@ def is_convex(loss: torch.Tensor) -> bool:
     if curved is None or not graph.is_piecewise_linear([node.edge.node for node in curved]):
         return False
     return all(node.signs(1) is None for node in curved)
-
-
-def saved_bytes(ends: Iterable[Any], others: Tensors, but: Tensors) -> int:
-    """Bytes of ``others`` and of tensors that a graph saves for its derivatives, without ``but``."""
-    storages = [tensor.untyped_storage() for tensor in others]
-    sizes = {storage.data_ptr(): storage.nbytes() for storage in storages}
-    for node in graph.nodes(ends):
-        for name in dir(node):
-            if not name.startswith("_saved_") and name != "saved_tensors":
-                continue
-            for tensor in containers.tensors_of(getattr(node, name)):
-                storages = [part.untyped_storage() for part in containers.stored(tensor)]
-                sizes |= {storage.data_ptr(): storage.nbytes() for storage in storages}
-    for tensor in but:
-        sizes.pop(tensor.untyped_storage().data_ptr(), None)
-    return sum(sizes.values())

@@ -130,31 +130,22 @@ def stream(
         for name, captured in captures.items():
             if (summary := collect(name, captured.inputs)) is not None:
                 statistics[name] = statistics[name].merged(summary) if name in statistics else summary
-            (add_layer if whole else add_units)(blocks, captured, weight, memory)
+            geometry = captured.inputs.geometry
+            if whole:
+                refuse_layer(name, geometry, memory)
+                order = geometry.units * geometry.n_params
+                layer_block = blocks.setdefault((name, None), StreamedBlock(order, geometry.units))
+                layer_block.add(build.layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))
+                continue
+            for units in build.runs(captured, memory):
+                hessians = build.unit_hessians(captured, units, memory)
+                parts = [
+                    (blocks.setdefault((name, unit), StreamedBlock(geometry.n_params)), hessian, weight)
+                    for unit, hessian in zip(units, hessians, strict=True)
+                ]
+                # tall and narrow: one thread each is faster than many within a decomposition
+                side_by_side(lambda part: part[0].add(*part[1:]), parts, threads_for(captured.inputs.device))
     return {key: block.hessian(total()) for key, block in blocks.items()}, statistics
-
-
-def add_units(
-    blocks: dict[tuple[str, int | None], StreamedBlock], captured: LayerCapture, weight: float, memory: int
-) -> None:
-    """Add the units of a layer in one batch to their blocks."""
-    for units in build.runs(captured, memory):
-        hessians = build.unit_hessians(captured, units, memory)
-        order = captured.inputs.geometry.n_params
-        unit_blocks = [blocks.setdefault((captured.name, unit), StreamedBlock(order)) for unit in units]
-        pairs = list(zip(unit_blocks, hessians, strict=True))
-        # tall and narrow: one thread each is faster than many within a decomposition
-        side_by_side(lambda pair: pair[0].add(pair[1], weight), pairs, threads_for(captured.inputs.device))
-
-
-def add_layer(
-    blocks: dict[tuple[str, int | None], StreamedBlock], captured: LayerCapture, weight: float, memory: int
-) -> None:
-    """Add a layer in one batch to its block."""
-    geometry = captured.inputs.geometry
-    refuse_layer(captured.name, geometry, memory)
-    block = blocks.setdefault((captured.name, None), StreamedBlock(geometry.units * geometry.n_params, geometry.units))
-    block.add(build.layer_hessian(captured, memory), weight, shift=sums_to_zero(captured))
 
 
 def refuse_layer(name: str, geometry: Geometry, memory: int) -> None:

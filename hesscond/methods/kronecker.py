@@ -170,7 +170,10 @@ class PSGD(by_parameter.Learned):
                 L.T, torch.linalg.solve_triangular(R, v, upper=True, left=False), upper=False
             )
             for key, Q, a, b in (("Q_0", L, A, B), ("Q_1", R, A.T, B.T)):
-                size = squared_norm(torch.cat([a, b], 1)).clamp_min(1e-300)
+                both = torch.cat([a, b], 1)
+                # the 2-norm of its product with its transpose, from the smaller Gram matrix
+                gram = both @ both.T if len(both) <= both.shape[1] else both.T @ both
+                size = torch.linalg.eigvalsh(gram)[-1].clamp_min(1e-300)
                 state[key] = Q - self.fitting_rate * torch.triu(a @ a.T - b @ b.T) @ Q / size
         state["shortened"] = torch.ones_like(state["shortened"])
         direction = self.read(state).applied(u)
@@ -181,11 +184,6 @@ class PSGD(by_parameter.Learned):
         Q = [state[key] for key in ("Q_0", "Q_1") if key in state]
         factors = [factor.T if factor.ndim == 2 else factor for factor in Q]
         return ParameterMap.kronecker([len(factor) for factor in Q], factors, scale=float(state["shortened"]))
-
-
-def squared_norm(C: torch.Tensor) -> torch.Tensor:
-    """‖CCᵀ‖₂ (), from the smaller Gram matrix."""
-    return torch.linalg.eigvalsh(C @ C.T if len(C) <= C.shape[1] else C.T @ C)[-1]
 
 
 @register

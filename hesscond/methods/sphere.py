@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import OrderedDict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from functools import partial
 from itertools import chain, pairwise
 from typing import Any, ClassVar, Literal
@@ -242,7 +242,12 @@ class Sphere(base.Method):
             return nn.Sequential(parts)
 
         norms = [module for module in self.model.modules() if isinstance(module, _BatchNorm)]
-        biased = list(fed(self.model)) if norms else list(chosen.values())
+        biased = list(chosen.values())
+        if norms:
+            # registered right before a batch normalization of as many channels as they have units
+            leaves = [module for module in self.model.modules() if next(module.children(), None) is None]
+            pairs = [(a, norm) for a, norm in pairwise(leaves) if capture.is_layer(a) and isinstance(norm, _BatchNorm)]
+            biased = [layer for layer, norm in pairs if capture.Geometry.of(layer).units == norm.num_features]
         for number, norm in enumerate(norms, 1):
             like = next(chain(norm.parameters(), norm.buffers(), self.model.parameters()))
             put(self.model, norm, behind(number, len(norms), norm.num_features, 1, norm).to(like.device, like.dtype))
@@ -281,16 +286,6 @@ class Sphere(base.Method):
         if self.coordinates(layer) is None:
             return {}
         return {"ambient": None} if self.constraint == "centred" else {"ambient": None, "projected": self.flat_chart}
-
-
-def fed(model: nn.Module) -> Iterator[capture.Layer]:
-    """The layers that are registered right before a batch normalization of as many channels as they have units."""
-    leaves = [module for module in model.modules() if next(module.children(), None) is None]
-    for layer, norm in pairwise(leaves):
-        if not capture.is_layer(layer) or not isinstance(norm, _BatchNorm):
-            continue
-        if capture.Geometry.of(layer).units == norm.num_features:
-            yield layer
 
 
 def refuse_initial(name: str, layer: capture.Layer, constraint: Constraint) -> None:

@@ -161,7 +161,11 @@ class RadianceField(nn.Module):
         coarse, weights = self.rendered(self.coarse, rays, at)
         if self.fine is None:
             return coarse
-        at = torch.cat([at, self.more_places(at, weights.detach())], 1).sort(1).values
+        # further points, drawn by the weights of the coarse network
+        share = torch.linspace(0, 1, self.samples[1], dtype=at.dtype, device=at.device).repeat(len(at), 1)
+        if self.training and self.jitter:
+            share = torch.lerp(share, torch.rand_like(share), self.jitter)
+        at = torch.cat([at, resampled(at, weights.detach(), share)], 1).sort(1).values
         fine, _ = self.rendered(self.fine, rays, at)
         return torch.stack([coarse, fine], 1) if self.training else fine
 
@@ -184,13 +188,6 @@ class RadianceField(nn.Module):
         middles = (at[:, 1:] + at[:, :-1]) / 2
         lower, upper = torch.cat([at[:, :1], middles], 1), torch.cat([middles, at[:, -1:]], 1)
         return at + self.jitter * (lower + (upper - lower) * torch.rand_like(at) - at)
-
-    def more_places(self, at: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-        """Further points for the fine network, drawn by the coarse one's ``weights`` (N, S) at the points ``at``."""
-        share = torch.linspace(0, 1, self.samples[1], dtype=at.dtype, device=at.device).repeat(len(at), 1)
-        if self.training and self.jitter:
-            share = torch.lerp(share, torch.rand_like(share), self.jitter)
-        return resampled(at, weights, share)
 
 
 register("nerf-rays", "NeRF on rays, volume rendering included", "coordinates", RadianceField)

@@ -114,7 +114,12 @@ def applied(question: Question) -> Applied:
 
 def by_name(question: Question, spec: Spec) -> Applied:
     """Question for the model itself, or for a copy that the named methods rebuild, in their coordinates."""
-    chosen, building = from_data(spec), spec.without(lambda part: part.needs_statistics or part is Vanilla)
+    from_data = [part for part in spec.parts if part[0].needs_statistics]
+    if len(from_data) > 1:
+        names = " and ".join(part.name for part, _ in from_data)
+        raise ConfigError(f"{names} both have coordinates of their own: name one of them")
+    chosen = OfInputs(*from_data[0], spec.text) if from_data else None
+    building = spec.without(lambda part: part.needs_statistics or part is Vanilla)
     if building is None:
         return Applied(replace(question, method=chosen), described(None, chosen), question.model)
     if any(part.preconditions_in_step for part, _ in building.parts):
@@ -225,15 +230,6 @@ def block_coordinates(question: Question, name: str, block: Block) -> System:
             f"own is {what}; name others with layers="
         )
     return system
-
-
-def from_data(spec: Spec) -> OfInputs | None:
-    """Coordinates of the one named method whose coordinates the data define; None: there is none."""
-    parts = [part for part in spec.parts if part[0].needs_statistics]
-    if len(parts) > 1:
-        names = " and ".join(part.name for part, _ in parts)
-        raise ConfigError(f"{names} both have coordinates of their own: name one of them")
-    return OfInputs(*parts[0], spec.text) if parts else None
 
 
 def layer_coordinates(method: Measured, operator: NetworkOperator) -> Mapping[str, Preconditioner | None]:

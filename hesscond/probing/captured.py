@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -164,7 +164,12 @@ class LayerCapturing:
             return
         name, result.uncertain = result.name, check.uncertain(self.reference.precision)
         direction, known = self.directions[name], self.verdicts.get(name) if name in sums.captures else None
-        result.check = self._verdict(direction, result.block(direction.unit), sums.total, known)
+        block = result.block(direction.unit)
+        if known is None:
+            result.check = self.reference.verdict(direction, block, sums.total)
+        else:
+            # known in plain coordinates
+            result.check = replace(known, difference=max(known.difference, check.in_coordinates(block, direction)))
         result.uncertainty = self.reference.uncertainty(direction)
         check.refuse_failed(name, result.check, DIFFERENT_SUM)
 
@@ -201,7 +206,11 @@ class LayerCapturing:
         if self.directions or captures.skipped:
             self.reference.add(batch, list(self.directions.values()), weight)
             self.reference.refuse_another(captures.loss)
-        captures = self._with_unseen(captures, batch)
+        # layers that the loss depends on, though not through their outputs
+        unseen = {name for name in captures.skipped if self.reference.reached & set(self._parameters(name))}
+        if unseen - self.in_parameters:
+            self.in_parameters |= unseen
+            captures = self._captures(batch, None)
         self._skip_without_units(captures, batch)
         self._note_skipped(captures)
         new = {name: capture for name, capture in captures.items() if name not in self.directions}
@@ -213,23 +222,23 @@ class LayerCapturing:
             self.directions[name].add_slopes(captures.slopes[name], weight)
         return captures, weight
 
-    def _with_unseen(self, captures: capturing.Captures, batch: Batch) -> capturing.Captures:
-        """Captures with the layers that the loss depends on, though not through their outputs, in their parameters."""
-        assert self.reference is not None
-        unseen = {name for name in captures.skipped if self.reference.reached & set(self._parameters(name))}
-        if not unseen - self.in_parameters:
-            return captures
-        self.in_parameters |= unseen
-        return self._captures(batch, None)
-
     def _agreeing(self, batch: Batch, captures: capturing.Captures, new: dict[str, LayerCapture]) -> capturing.Captures:
         """Captures in which the ``new`` layers agree with the model: others leave, or are in their parameters."""
         failed = self._failed(batch, captures, new)
         for name in [name for name, verdict in failed.items() if verdict.contradicted]:
-            self._skip_wrong(name, failed.pop(name))
+            # second derivatives that are wrong in the model: an error if the layer was named
+            with self.measurement.skipping(name, CaptureError):
+                check.refuse_failed(name, failed.pop(name), "")
+            self.layers = {other: layer for other, layer in self.layers.items() if other != name}
             del captures[name], new[name]
         for name, verdict in failed.items():
-            self._refuse_expensive(name, captures, verdict)
+            why, capture = self._reason(verdict), captures[name]
+            if name in captures.in_parameters:
+                check.refuse_failed(name, verdict, why)
+            products = len(capture.units) * capture.inputs.geometry.n_params
+            if products > PRODUCTS:
+                why += f"; to measure it by {products:,} products takes too long: name fewer layers with layers=, and "
+                check.refuse_failed(name, verdict, f"{why}at level='unit' fewer units")
         if failed and captures.stopped:
             # there is no time to do it again
             for name in failed:
@@ -243,28 +252,6 @@ class LayerCapturing:
             for name, verdict in self._failed(batch, captures, again).items():
                 check.refuse_failed(name, verdict, self._reason(verdict))
         return captures
-
-    def _capture(
-        self, names: Sequence[str], batch: Batch, weights: Weights | None, in_parameters: frozenset[str]
-    ) -> capturing.Captures:
-        """Call `capture` with the options of the question."""
-        question = self.question
-        return capturing.capture(
-            question.model,
-            question.loss_fn,
-            batch,
-            names,
-            optional=True,
-            units=self._sample if question.units is None else dict.fromkeys(names, tuple(question.units)),
-            whole=question.level == "layer",
-            dtype=question.dtype,
-            memory=question.memory,
-            weights=weights,
-            in_parameters=in_parameters,
-            # a direction in a whole layer covers all its units
-            slopes=question.check and question.level == "unit",
-            progress=question.progress,
-        )
 
     def block(self, capture: LayerCapture, unit: int | None) -> base.BlockHessian:
         """Hessian object of a unit, or of the layer."""
@@ -282,12 +269,28 @@ class LayerCapturing:
         if not names:
             why = self.measurement.differenced | self.measurement.skipped
             raise NoDerivativeError("; ".join(f"layer {name!r}: {why[name]}" for name in self.layers if name in why))
-        captures = self._capture(names, batch, weights, self.in_parameters)
+        question = self.question
+        captures = capturing.capture(
+            question.model,
+            question.loss_fn,
+            batch,
+            names,
+            optional=True,
+            units=self._sample if question.units is None else dict.fromkeys(names, tuple(question.units)),
+            whole=question.level == "layer",
+            dtype=question.dtype,
+            memory=question.memory,
+            weights=weights,
+            in_parameters=self.in_parameters,
+            # a direction in a whole layer covers all its units
+            slopes=question.check and question.level == "unit",
+            progress=question.progress,
+        )
         for name, error in captures.failed.items():
             self.failed.add(name)
             self.directions.pop(name, None)
             with self.measurement.skipping(name, CaptureError):
-                unnamed = isinstance(error, TooLargeError) or not self.question.named(name)
+                unnamed = isinstance(error, TooLargeError) or not question.named(name)
                 raise type(error)(str(error) if unnamed else f"layer {name!r} cannot be probed: {error}")
         return captures
 
@@ -339,26 +342,6 @@ class LayerCapturing:
                 failed[name] = verdict
         return failed
 
-    def _skip_wrong(self, name: str, verdict: check.Check) -> None:
-        """Skip a layer whose second derivatives are wrong in the model; an error if the layer was named."""
-        with self.measurement.skipping(name, CaptureError):
-            check.refuse_failed(name, verdict, "")
-        self.layers = {other: layer for other, layer in self.layers.items() if other != name}
-
-    def _refuse_expensive(self, name: str, captures: capturing.Captures, verdict: check.Check) -> None:
-        """Raise a CaptureError if a layer was already captured in its parameters, or if that would take too long."""
-        why, capture = self._reason(verdict), captures[name]
-        if name in captures.in_parameters:
-            check.refuse_failed(name, verdict, why)
-        products = len(capture.units) * capture.inputs.geometry.n_params
-        if products > PRODUCTS:
-            check.refuse_failed(
-                name,
-                verdict,
-                f"{why}; to measure it by {products:,} products takes too long: name fewer layers with layers=, and "
-                "at level='unit' fewer units",
-            )
-
     def _new_directions(self, captures: Mapping[str, LayerCapture]) -> dict[str, check.CheckDirection]:
         directions = {}
         for name, capture in captures.items():
@@ -370,15 +353,6 @@ class LayerCapturing:
                 block = self.block(capture, unit)
                 directions[name] = check.CheckDirection.of(block, layout, whole, unit, dtype=self.question.dtype)
         return directions
-
-    def _verdict(
-        self, direction: check.CheckDirection, block: base.BlockHessian, total: float, known: check.Check | None = None
-    ) -> check.Check:
-        """Check a block; a check that is ``known`` in plain coordinates is extended to the block's coordinates."""
-        assert self.reference is not None
-        if known is None:
-            return self.reference.verdict(direction, block, total)
-        return replace(known, difference=max(known.difference, check.in_coordinates(block, direction)))
 
     @staticmethod
     def _reason(verdict: check.Check) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations
 from typing import Any
 
@@ -292,7 +292,7 @@ class Culprit:
         model = deepcopy(self.model).to(torch.float64)
         inputs, target = (converted(part, torch.float64, copy=True) for part in checked_batch(self.batch))
         hooks = [
-            module.register_forward_pre_hook(self._noting(name), with_kwargs=True)
+            module.register_forward_pre_hook(partial(self._note, name), with_kwargs=True)
             for name, module in model.named_modules()
         ]
         args, kwargs = call_of(model, inputs)
@@ -319,11 +319,8 @@ class Culprit:
                 )
         return what + in_brackets(functions(*tensors_of(module(*args, **kwargs))))
 
-    def _noting(self, name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: Any, kwargs: Any) -> None:
-            self._inputs.setdefault(name, (args, kwargs))
-
-        return note
+    def _note(self, name: str, module: nn.Module, args: Any, kwargs: Any) -> None:
+        self._inputs.setdefault(name, (args, kwargs))
 
     def _module_is_wrong(self, model: nn.Module, name: str) -> bool:
         module, (args, kwargs) = model.get_submodule(name), self._inputs[name]

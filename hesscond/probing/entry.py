@@ -8,7 +8,7 @@ import sys
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from operator import index
@@ -192,8 +192,11 @@ def probe(
     if isinstance(layers, Iterable) and not isinstance(layers, str):
         layers = list(layers)
     outside = references.parameters_outside(model, loss_fn)
-    if outside and asks_for(outside, model, layers, blocks):
-        model, outside = references.holding(model, outside), {}
+    if outside:
+        groups = [layers or (), *(blocks.values() if isinstance(blocks, Mapping) else ())]
+        named = any(name in outside for group in groups for name in ([group] if isinstance(group, str) else group))
+        if named or not any(p.requires_grad for p in model.parameters()):
+            model, outside = references.holding(model, outside), {}
     size = bytes_of(memory)
     quick = units is layers is blocks is None and level == "unit" and batches.is_batch(data)
     question = Question(
@@ -273,15 +276,6 @@ def derivatives_explained() -> Iterator[None]:
             f"torch cannot differentiate the model or the loss: {first}; "
             "a backward pass of yours under torch.autograd.set_detect_anomaly(True) names the operation"
         ) from error
-
-
-def asks_for(
-    outside: Container[str], model: nn.Module, layers: Any, blocks: Mapping[str, Iterable[str] | str] | None
-) -> bool:
-    """Whether ``layers`` or ``blocks`` name a parameter outside of a model, or the model itself has none to train."""
-    groups = [layers or (), *(blocks.values() if isinstance(blocks, Mapping) else ())]
-    named = any(name in outside for group in groups for name in ([group] if isinstance(group, str) else group))
-    return named or not any(p.requires_grad for p in model.parameters())
 
 
 def recorded(progress: Any, limit: float) -> ProgressRecord:

@@ -67,11 +67,23 @@ class NetworkProbe:
 
     def plain_or_linear(self) -> results.ProbeResult:
         """Return the result in plain coordinates, or in those that a matrix P defines."""
-        blocks, by_parameter = self._blocks()
+        named, by_parameter = self.choice.names, False
+        if isinstance(self.method, ByParameter):
+            blocks = self._moved()
+            by_parameter = any(block.layer is None for block in blocks.values())
+        else:
+            if self.method is not None and named is None:
+                named = tuple(applied.layers_with_everything(self.model))
+            blocks = {} if named is None else replace(self.choice, names=named).blocks(self.model)
         H = self._operator(blocks)
         route, products = H.route, self.source.products
         if self.method is not None and not by_parameter:
-            change = coordinates_of(H, self._coordinates(H))
+            systems = applied.layer_coordinates(self.method, H)
+            if self.choice.names is None and not isinstance(self.method, ByParameter):
+                # without frozen parameters, as they are not in the plain Hessian
+                layers = eligible_layers(self.model)
+                systems = {name: applied.of_trained(name, P, layers[name]) for name, P in systems.items()}
+            change = coordinates_of(H, systems)
             ends = list(accumulate(change.columns))
             columns = {name: [slice(end - k, end)] for name, k, end in zip(blocks, change.columns, ends, strict=True)}
             # the null space and the inverse are those of the plain coordinates
@@ -85,16 +97,6 @@ class NetworkProbe:
         if not H.layout.whole:
             return self._checked(products(H), H, parts, route)
         return self._checked(products(H, partial(NullSpaceAndPreconditioner.of, H)), H, parts, route)
-
-    def _blocks(self) -> tuple[dict[str, Block], bool]:
-        """Blocks of the network that are measured (none: all of it), and whether P is one of single parameters."""
-        named = self.choice.names
-        if isinstance(self.method, ByParameter):
-            blocks = self._moved()
-            return blocks, any(block.layer is None for block in blocks.values())
-        if self.method is not None and named is None:
-            named = tuple(applied.layers_with_everything(self.model))
-        return {} if named is None else replace(self.choice, names=named).blocks(self.model), False
 
     def _moved(self) -> dict[str, Block]:
         """Parts of the blocks, or of the network, that the method's steps move: plain layers, and other blocks."""
@@ -123,24 +125,13 @@ class NetworkProbe:
         source, watch = self.source, self.question.products is None or self.method is not None
         if odd is None:
             return source.operator(layers=list(blocks) or None, watch=watch)
-        layout = self._layout(blocks)
+        catalogue = Catalogue(self.model)
+        catalogue.refuse_overlap(blocks.values())
+        layout = BlockLayout(list(blocks.values()), catalogue.parameters)
         if self.choice.names is None:
             names = [name for name, _ in self.model.named_parameters() if name in layout.names]
             return source.operator(parameters=names, watch=watch)
         return source.operator(parameters=layout.names, watch=watch).restricted(layout)
-
-    def _coordinates(self, H: HessianOperator) -> Mapping[str, base.Preconditioner | None]:
-        """P of each layer; for the whole network without frozen parameters, as they are not in the plain Hessian."""
-        by_layer = applied.layer_coordinates(self.method, H)
-        if self.choice.names is not None or isinstance(self.method, ByParameter):
-            return by_layer
-        return {name: applied.of_trained(name, P, eligible_layers(self.model)[name]) for name, P in by_layer.items()}
-
-    def _layout(self, blocks: Mapping[str, Block]) -> BlockLayout:
-        """Layout of blocks one after another."""
-        catalogue = Catalogue(self.model)
-        catalogue.refuse_overlap(blocks.values())
-        return BlockLayout(list(blocks.values()), catalogue.parameters)
 
     def _checked(
         self, block: NetworkHessian, H: HessianOperator, parts: Mapping[str, Sequence[slice]], route: str
@@ -155,7 +146,9 @@ class NetworkProbe:
         elif question.check:
             result.check, uncertainty, arithmetic = check.check_operator(H)
             result.uncertainty, result.uncertain = in_coordinates(uncertainty, operator), check.uncertain(arithmetic)
-            if (zero := zero_in(H, operator)) is not None:
+            # in a chart zero only if the gradient is negligible too
+            linear = isinstance(operator, (HessianOperator, Congruence))
+            if (linear or check.is_flat(H)) and (zero := check.rounding_of(H)) is not None:
                 result.rounding = {None: zero}
             precision = str(arithmetic)
             check.refuse_failed(NETWORK, result.check)
@@ -176,12 +169,6 @@ class NetworkProbe:
             what += f", half of their memory for {bounded.LEAST_VECTORS} vectors, take at least"
             advice = "raise it, or keep the precision of the model (dtype=None)"
             refuse_large(what, least, question.memory, advice, CaptureError)
-
-
-def zero_in(H: HessianOperator, operator: SymmetricOperator) -> bool | None:
-    """Whether an operator with H is zero, as by `rounding_of`; in a chart, only if the gradient is negligible too."""
-    linear = isinstance(operator, (HessianOperator, Congruence))
-    return check.rounding_of(H) if linear or check.is_flat(H) else None
 
 
 def in_parameters(method: ByParameter, H: HessianOperator) -> Congruence:

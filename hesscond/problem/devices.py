@@ -24,11 +24,6 @@ def runtime(device: torch.device) -> Any:
     return torch.get_device_module(device)
 
 
-def seed_device(device: torch.device, seed: int) -> None:
-    """Seed the global generator of an accelerator."""
-    runtime(device).set_rng_state(torch.Generator(device).manual_seed(seed).get_state(), device)
-
-
 def default_memory(tensors: Iterable[torch.Tensor]) -> int:
     """Half of the bytes that the fullest accelerator of ``tensors`` reports as free; 4 GB on the host."""
     free = [runtime(device).mem_get_info(device)[0] for device in accelerators_of(tensors)]

@@ -10,7 +10,7 @@ from collections import UserDict
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, TypeGuard
+from typing import Any
 
 import torch
 from torch import nn
@@ -437,9 +437,14 @@ def checked_batch(batch: Batch) -> tuple[Any, Any]:
     A mapping, a dataclass, a named tuple of more or fewer than two, or an object with tensors is the inputs itself, and
     its item `LABELS` the target, or None.
     """
-    if not is_pair(batch):
-        batch = batch, labels_of(batch)
-    inputs, target = batch
+    if isinstance(batch, (tuple, list)) and len(batch) == 2:
+        inputs, target = batch
+    elif isinstance(batch, Mapping) or hasattr(batch, "_fields") or attributes(batch):
+        inputs, target = batch, labels_of(batch)
+    else:
+        raise ConfigError(
+            f"the batch must be a pair (inputs, targets), or a mapping or an object with both, not {kind(batch)}"
+        )
     if target is None and isinstance(inputs, Mapping):
         target = labels_of(inputs)
     tensors = list(tensors_of(inputs))
@@ -457,17 +462,6 @@ def checked_batch(batch: Batch) -> tuple[Any, Any]:
     return inputs, target
 
 
-def is_pair(batch: Any) -> TypeGuard[tuple[Any, Any]]:
-    """Whether a batch is (inputs, target), and not one value that holds both; a ConfigError if it is neither."""
-    if isinstance(batch, (tuple, list)) and len(batch) == 2:
-        return True
-    if not (isinstance(batch, Mapping) or hasattr(batch, "_fields") or attributes(batch)):
-        raise ConfigError(
-            f"the batch must be a pair (inputs, targets), or a mapping or an object with both, not {kind(batch)}"
-        )
-    return False
-
-
 def labels_of(value: Any) -> Any:
     """Target among the items, fields or attributes of a batch; None: there is none."""
     for name in LABELS:
@@ -475,13 +469,6 @@ def labels_of(value: Any) -> Any:
         if target is not None:
             return target
     return None
-
-
-def first_size(value: Any) -> int | None:
-    """Leading dimension of the first tensor in a value that has one; of packed sequences, their number."""
-    if isinstance(value, PackedSequence):
-        return int(value.batch_sizes[0])
-    return next((len(tensor) for tensor in tensors_of(value) if tensor.ndim), None)
 
 
 def samples_of(model: nn.Module, inputs: Any) -> int:
@@ -495,8 +482,10 @@ def counted_in(model: nn.Module, inputs: Any) -> tuple[int, str]:
     for value in (*args, *kwargs.values()):
         if isinstance(value, list) and any(True for _ in tensors_of(value)):
             return len(value), "items of a list"
-        if size := first_size(value):
-            samples = "sequences" if isinstance(value, PackedSequence) else "rows of the first tensor"
+        size, samples = next((len(t) for t in tensors_of(value) if t.ndim), 0), "rows of the first tensor"
+        if isinstance(value, PackedSequence):
+            size, samples = int(value.batch_sizes[0]), "sequences"
+        if size:
             return size, f"{samples} of {kind(value)}" if hasattr(value, "_fields") or attributes(value) else ""
     return 1, "no input has a dimension"
 

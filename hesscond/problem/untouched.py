@@ -228,7 +228,17 @@ class State:
                     # observers of quantization change shapes too
                     (tensor if tensor.shape == copy.shape else tensor.resize_(copy.shape)).copy_(copy)
         self.random.restore()
-        return self._restore_parameters()
+        changed = None
+        for name, p, number, grad, grad_number, requires_grad in self.parameters:
+            if p.grad is not grad:
+                p.grad = grad
+            if p.requires_grad != requires_grad:
+                p.requires_grad_(requires_grad)
+            if version(p) != number:
+                changed = changed or f"the parameter {name!r}"
+            elif grad is not None and version(grad) != grad_number:
+                changed = changed or f"the gradient of {name!r}"
+        return changed
 
     def _restore_attributes(self) -> None:
         for attributes, before in self.dicts:
@@ -248,20 +258,6 @@ class State:
             if len(container) != len(items) or any(map(is_not, container, items)):
                 container.clear()
                 (container.update if isinstance(container, set) else container.extend)(items)
-
-    def _restore_parameters(self) -> str | None:
-        """Restore gradients, and describe a parameter or gradient that was written to."""
-        changed = None
-        for name, p, number, grad, grad_number, requires_grad in self.parameters:
-            if p.grad is not grad:
-                p.grad = grad
-            if p.requires_grad != requires_grad:
-                p.requires_grad_(requires_grad)
-            if version(p) != number:
-                changed = changed or f"the parameter {name!r}"
-            elif grad is not None and version(grad) != grad_number:
-                changed = changed or f"the gradient of {name!r}"
-        return changed
 
 
 def version(tensor: torch.Tensor) -> int:

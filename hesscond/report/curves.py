@@ -255,8 +255,18 @@ def draw_quantities(
         shift = dodge(place, groups) if data == "train" else 0.0
         probes = [chosen.probe(run, data) for run in group.runs]
         for quantity, parts in drawn.items():
-            color, name = looks[group.label].color, f"{group.label}-{quantity}-{data}"
-            parts |= draw_quantity(ax, quantity, data, probes, window, color, name, shift)
+            look, color, name = CURVES[quantity], looks[group.label].color, f"{group.label}-{quantity}-{data}"
+            curves = [series.values_of(probe, quantity) for probe in probes]
+            if data == "batch" and plotting.draw_curve(ax, curves, look, color, window, name):
+                parts.add("line")
+            # running averages are not those of the training set
+            rare = data == "train" and quantity != SCALING[1]
+            if rare and plotting.draw_points(ax, curves, look, color, name, shift):
+                parts.add("points")
+            if quantity in series.RESOLVED:
+                bounds = [series.lower_bounds(probe, quantity) for probe in probes]
+                if plotting.draw_unresolved(ax, bounds, look, data, color, name, shift):
+                    parts.add("unresolved")
     handles = [CURVES[quantity].handle(parts) for quantity, parts in drawn.items() if parts & {"line", "points"}]
     handles += [CURVES[quantity].unresolved_handle() for quantity, parts in drawn.items() if "unresolved" in parts]
     if handles:
@@ -265,24 +275,6 @@ def draw_quantities(
     else:
         plotting.say_empty(ax, "not probed")
     return {quantity for quantity, parts in drawn.items() if "line" in parts}
-
-
-def draw_quantity(
-    ax: Axes, quantity: str, data: str, probes: Sequence[pd.DataFrame], window: int, color: str, name: str, shift: float
-) -> set[str]:
-    """Draw a quantity of one group of runs; return what there was to draw."""
-    look, drawn = CURVES[quantity], set()
-    curves = [series.values_of(probe, quantity) for probe in probes]
-    if data == "batch" and plotting.draw_curve(ax, curves, look, color, window, name):
-        drawn.add("line")
-    # running averages are not those of the training set
-    if data == "train" and quantity != SCALING[1] and plotting.draw_points(ax, curves, look, color, name, shift):
-        drawn.add("points")
-    if quantity in series.RESOLVED:
-        bounds = [series.lower_bounds(probe, quantity) for probe in probes]
-        if plotting.draw_unresolved(ax, bounds, look, data, color, name, shift):
-            drawn.add("unresolved")
-    return drawn
 
 
 # --- spectrum ---------------------------------------------------------------------------------------------------------
@@ -349,14 +341,11 @@ def draw_columns(
     """Draw columns of the probe table for each group of runs."""
     for label, frames in probes.items():
         for column, look in shown.items():
-            curves = [known_values(probe, column) for probe in frames]
+            curves = [series.finite(probe[column].astype(float)).abs() for probe in frames]
+            if column == "lambda_min":
+                known = (probe["resolved"].fillna(False).astype(bool) for probe in frames)
+                curves = [curve.where(rows) for curve, rows in zip(curves, known, strict=True)]
             plotting.draw_curve(ax, curves, look, looks[label].color, window, f"{label}-{column}", looks[label].marker)
-
-
-def known_values(probe: pd.DataFrame, column: str) -> pd.Series:
-    """Absolute values of a column, NaN where they are not known."""
-    values = series.finite(probe[column].astype(float)).abs()
-    return values.where(probe["resolved"].fillna(False).astype(bool)) if column == "lambda_min" else values
 
 
 TRAINING_FIGURE = registry.FigureKind(

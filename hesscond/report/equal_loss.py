@@ -62,7 +62,17 @@ def equal_loss_figure(
             if draw_against_loss(right, probe_set, quantity, looks[label], label, width)
         ]
         right.set(xlabel="training loss (falls to the right)", ylabel="condition number")
-        finish(right, bool(drawn))
+        if drawn:
+            right.set(xscale="log", yscale="log")
+            plotting.fit_logarithmic(right)
+            low, high = right.get_xlim()
+            right.invert_xaxis()
+            decades = high / low > 30
+            right.xaxis.set_major_locator(LogLocator(subs=(1,) if decades else (1, 2, 5), numticks=7))
+            right.xaxis.set_major_formatter(LogFormatterMathtext() if decades else ScalarFormatter(useOffset=False))
+            right.xaxis.set_minor_formatter(NullFormatter())
+        else:
+            plotting.say_empty(right, "not probed")
         for ax in (left, right):
             ax.spines[["top", "right"]].set_visible(False)
             ax.grid(axis="y", color="0.92", lw=0.4)
@@ -108,21 +118,6 @@ def draw_against_loss(
         style: dict[str, Any] = {"marker": "^", "mfc": "none", "ms": 3.5, "mew": 0.7, "ls": "none", "color": look.color}
         ax.plot(loss[~known], median[~known], gid=f"{label}-unresolved", **style)
     return True
-
-
-def finish(ax: Axes, drawn: bool) -> None:
-    """Set both axes of the right panel to logarithmic, or add the remark that nothing was probed."""
-    if not drawn:
-        plotting.say_empty(ax, "not probed")
-        return
-    ax.set(xscale="log", yscale="log")
-    plotting.fit_logarithmic(ax)
-    low, high = ax.get_xlim()
-    ax.invert_xaxis()
-    decades = high / low > 30
-    ax.xaxis.set_major_locator(LogLocator(subs=(1,) if decades else (1, 2, 5), numticks=7))
-    ax.xaxis.set_major_formatter(LogFormatterMathtext() if decades else ScalarFormatter(useOffset=False))
-    ax.xaxis.set_minor_formatter(NullFormatter())
 
 
 EQUAL_LOSS_FIGURE = registry.FigureKind(

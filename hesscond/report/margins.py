@@ -47,7 +47,10 @@ def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
     with page.styled():
         figure = page.figure(0.55 + 0.55 * len(tallies), h_pad=0.02, hspace=0.04)
         axes = figure.subplots(len(tallies), 1, sharex=True, squeeze=False)[:, 0]
-        edges = edges_of(tallies)
+        # bins that hold all the shares, with 1 among their edges
+        shares = np.concatenate([clipped(tally) for tally in tallies] + [np.array([0.1, 10.0])])
+        low, high = np.floor(np.log10(shares.min())), np.ceil(np.log10(shares.max()))
+        edges = np.logspace(low, high, int(high - low) * max(1, round(BINS / (high - low))) + 1)
         for ax, tally in zip(axes, tallies, strict=True):
             draw(ax, tally, edges)
         axes[-1].set_xlabel("measured value / claimed bound (violated above 1)")
@@ -57,14 +60,6 @@ def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
         title = page.wrapped(f"{verdict.id}, {verdict.trials} trials", size)
         figure.suptitle(title, x=0.01, ha="left", fontsize=size)
     return figure
-
-
-def edges_of(tallies: tuple[Tally, ...]) -> np.ndarray:
-    """Edges of bins that hold all the shares, with 1 among them."""
-    shares = np.concatenate([clipped(tally) for tally in tallies] + [np.array([0.1, 10.0])])
-    low, high = np.floor(np.log10(shares.min())), np.ceil(np.log10(shares.max()))
-    per_decade = max(1, round(BINS / (high - low)))
-    return np.logspace(low, high, int(high - low) * per_decade + 1)
 
 
 def clipped(tally: Tally) -> np.ndarray:

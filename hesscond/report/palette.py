@@ -104,17 +104,14 @@ def method_look(method: str) -> MethodLook:
 
 def varied(look: MethodLook, number: int) -> MethodLook:
     """Look with another shade, marker and dash."""
-    marker = MARKERS[(MARKERS.index(look.marker) + 1 + number // 8 % (len(MARKERS) - 1)) % len(MARKERS)]
-    dash = DASHES[(DASHES.index(look.dash) + 1 + number // 128 % 3) % len(DASHES)]
-    return MethodLook(shaded(look.color, SHADES[number % len(SHADES)]), marker, dash)
-
-
-def shaded(color: str, amount: float) -> str:
-    """The colour mixed with white (amount above 0) or black."""
     from matplotlib.colors import to_hex, to_rgb
 
-    end = np.ones(3) if amount > 0 else np.zeros(3)
-    return to_hex((1 - abs(amount)) * np.array(to_rgb(color)) + abs(amount) * end).upper()
+    marker = MARKERS[(MARKERS.index(look.marker) + 1 + number // 8 % (len(MARKERS) - 1)) % len(MARKERS)]
+    dash = DASHES[(DASHES.index(look.dash) + 1 + number // 128 % 3) % len(DASHES)]
+    # mixed with white (above 0) or black
+    amount = SHADES[number % len(SHADES)]
+    color = (1 - abs(amount)) * np.array(to_rgb(look.color)) + abs(amount) * (amount > 0)
+    return MethodLook(to_hex(color).upper(), marker, dash)
 
 
 def method_looks(methods: Iterable[str]) -> dict[str, MethodLook]:

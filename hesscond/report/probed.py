@@ -69,7 +69,15 @@ def probe_figure(result: ProbeResult | pd.DataFrame, title: str = "", *, page: P
             plotting.say_empty(ax, "every Hessian is zero" if count else "nothing was probed")
         plotting.add_heading(figure, page, title, handles)
         ax.set_xlabel(r"$\kappa$ of the whole layer" if whole else r"$\kappa$ of the output units")
-        label_ranks(ax, layers)
+        right = ax.twinx()
+        right.set_ylim(ax.get_ylim())
+        ranks = [
+            f"{tables.span(row['rank_min'], row['rank_max'])} / {tables.span(row['nullity_min'], row['nullity_max'])}"
+            for row in layers.to_dict("records")
+        ]
+        right.set_yticks(range(count), ranks)
+        right.tick_params(axis="y", length=0)
+        ax.annotate("rank / nullity", (1, 0), (2, -15), xycoords="axes fraction", textcoords="offset points", va="top")
         ax.tick_params(axis="y", length=0)
     return figure
 
@@ -122,16 +130,3 @@ def spread(frame: pd.DataFrame) -> np.ndarray:
     number = frame.groupby("layer", sort=False).cumcount().to_numpy()
     total = frame.groupby("layer", sort=False)["layer"].transform("size").to_numpy()
     return np.where(total == 1, 0.0, SPREAD * ((0.5 + number * GOLDEN) % 1 - 0.5))
-
-
-def label_ranks(ax: Axes, layers: pd.DataFrame) -> None:
-    """Write ranks and nullities to the right of the rows, as "57–60 / 41–44"."""
-    right = ax.twinx()
-    right.set_ylim(ax.get_ylim())
-    labels = [
-        f"{tables.span(row['rank_min'], row['rank_max'])} / {tables.span(row['nullity_min'], row['nullity_max'])}"
-        for row in layers.to_dict("records")
-    ]
-    right.set_yticks(range(len(layers)), labels)
-    right.tick_params(axis="y", length=0)
-    ax.annotate("rank / nullity", (1, 0), (2, -15), xycoords="axes fraction", textcoords="offset points", va="top")

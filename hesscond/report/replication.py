@@ -161,16 +161,13 @@ class Seeds:
             return f"{self.name} diverged ({bad} of {len(self.values)})"
         if len(self.values) == 1:
             return f"{self.name} {self.mean:.4g}"
-        return f"{self.name} {with_spread(self.mean, float(np.std(list(self.values.values()), ddof=1)))}"
-
-
-def with_spread(mean: float, spread: float) -> str:
-    """Mean ± standard deviation, to two digits of the latter."""
-    exponent = math.floor(math.log10(abs(mean))) if mean else 0
-    scale = 1.0 if -3 <= exponent < 6 else 10.0**exponent
-    decimals = max(0, 1 - math.floor(math.log10(spread / scale))) if spread else 3
-    both = f"{mean / scale:.{decimals}f} ± {spread / scale:.{decimals}f}"
-    return both if scale == 1.0 else f"({both})e{exponent:+03d}"
+        # to two digits of the standard deviation
+        mean, spread = self.mean, float(np.std(list(self.values.values()), ddof=1))
+        exponent = math.floor(math.log10(abs(mean))) if mean else 0
+        scale = 1.0 if -3 <= exponent < 6 else 10.0**exponent
+        decimals = max(0, 1 - math.floor(math.log10(spread / scale))) if spread else 3
+        both = f"{mean / scale:.{decimals}f} ± {spread / scale:.{decimals}f}"
+        return f"{self.name} {both}" if scale == 1.0 else f"{self.name} ({both})e{exponent:+03d}"
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -291,12 +288,6 @@ def claim_row(panel: Panel, claim: files.Claim, runs: Sequence[StoredRun]) -> di
     }
 
 
-def replication_columns(frame: pd.DataFrame) -> list[tables.Column]:
-    """The columns of `replication_frame` that are shown: the panel where there are several."""
-    titles = ["panel"] if frame["panel"].nunique() > 1 else []
-    return [tables.words(title, title) for title in (*titles, "what", "paper", "here", "verdict")]
-
-
 def caption(paper: Replication, frame: pd.DataFrame) -> str:
     """Caption: what the table shows, and how the verdicts were found."""
     small = paper.panels[0].study.scale == "small"
@@ -313,7 +304,10 @@ def write_replication(
 ) -> tuple[tables.TextTable, Path, list[Path]]:
     """The table for the terminal, and the paths without endings of the table and the figures written to a folder."""
     frame = replication_frame(paper, runs)
-    columns, text = replication_columns(frame), caption(paper, frame)
+    # the panel where there are several
+    titles = ("panel",) if frame["panel"].nunique() > 1 else ()
+    columns = [tables.words(title, title) for title in (*titles, "what", "paper", "here", "verdict")]
+    text = caption(paper, frame)
     stem = folder / paper.name.replace("/", "-")
     stem.with_name(f"{stem.name}.md").write_text(tables.write_table(frame, columns, text, "md"), encoding="utf-8")
     frame.to_csv(stem.with_name(f"{stem.name}.csv"), index=False, lineterminator="\n")

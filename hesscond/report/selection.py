@@ -52,15 +52,6 @@ def in_order(runs: Sequence[StoredRun]) -> list[StoredRun]:
     return sorted(runs, key=lambda run: (starts[run.legend], run.legend != "vanilla", run.legend, run.seed))
 
 
-def one_of_each_seed(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """The runs by seed; a ConfigError if two have the same."""
-    ordered = sorted(runs, key=lambda run: run.seed)
-    for one, other in pairwise(ordered):
-        if one.seed == other.seed:
-            raise ConfigError(f"{one.folder} and {other.folder} are both {one.label}: give one run of each seed")
-    return ordered
-
-
 def check_one_study(runs: Sequence[StoredRun]) -> None:
     """Refuse an empty list, and runs of different studies."""
     if not runs:
@@ -153,7 +144,9 @@ class Group:
 def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
     """The runs of one study in groups: methods in the order in which they were started, vanilla first if at once."""
     check_one_study(runs)
-    runs = without_unprobed_twins(runs)
+    # without unprobed runs that another one repeats with probes, as where rates are tried first
+    probed = {(setting_of(run), run.seed) for run in runs if is_probed(run)}
+    runs = [run for run in runs if is_probed(run) or (setting_of(run), run.seed) not in probed]
     by_setting: dict[tuple[str, float, int], list[StoredRun]] = {}
     for run in in_order(runs):
         by_setting.setdefault(setting_of(run), []).append(run)
@@ -164,19 +157,17 @@ def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
         label = method
         label += f" · lr {rate:g}" if len({key[1] for key in same}) > 1 else ""
         label += f" · batch {size}" if len({key[2] for key in same}) > 1 else ""
-        result.append(Group(label, method, rate, size, tuple(one_of_each_seed(members))))
+        members = sorted(members, key=lambda run: run.seed)
+        for one, other in pairwise(members):
+            if one.seed == other.seed:
+                raise ConfigError(f"{one.folder} and {other.folder} are both {one.label}: give one run of each seed")
+        result.append(Group(label, method, rate, size, tuple(members)))
     return result
 
 
 def setting_of(run: StoredRun) -> tuple[str, float, int]:
     """Method by its legend, learning rate and batch size."""
     return run.legend, float(run.config["run"]["learning_rate"]), int(run.config["training"]["batch_size"])
-
-
-def without_unprobed_twins(runs: Sequence[StoredRun]) -> list[StoredRun]:
-    """Runs without unprobed ones that another run repeats with probes, as where rates are tried first."""
-    probed = {(setting_of(run), run.seed) for run in runs if is_probed(run)}
-    return [run for run in runs if is_probed(run) or (setting_of(run), run.seed) not in probed]
 
 
 def probed_groups(runs: Sequence[StoredRun]) -> list[Group]:

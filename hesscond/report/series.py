@@ -21,9 +21,6 @@ RANK = {in_coordinates("kappa", suffix): in_coordinates("rank", suffix) for suff
 #: Symbol of κ in the plain coordinates, in those of P from the raw statistics, and in the method's own.
 SHOWN = dict(zip(RESOLVED, ("κ(H)", "κ(PᵀHP)", "κ own"), strict=True))
 
-#: Rows to which a band is thinned, more than print shows; matplotlib thins lines by itself.
-MANY_ROWS = 800
-
 
 def finite(values: pd.Series) -> pd.Series:
     """The values, NaN where they are infinite."""
@@ -114,30 +111,12 @@ def over_seeds(middle: Literal["median", "mean"], curves: Sequence[pd.Series]) -
     return pd.DataFrame(columns).dropna(how="all")
 
 
-def thinned_band(band: pd.DataFrame) -> pd.DataFrame:
-    """Columns low and high; the lowest and highest of each of 800 stretches if there are more rows than print shows."""
-    if len(band) <= MANY_ROWS:
-        return band[["low", "high"]]
-    stretch = np.arange(len(band)) * MANY_ROWS // len(band)
-    groups = band.reset_index(names="iteration").groupby(stretch)
-    return groups.agg(iteration=("iteration", "median"), low=("low", "min"), high=("high", "max")).set_index(
-        "iteration"
-    )
-
-
 def intervals(probe: pd.DataFrame, quantity: str) -> tuple[np.ndarray, np.ndarray]:
     """Bounds of a κ (a key of `RESOLVED`) in each row: its value twice, or lower bound and infinity if unresolved."""
     value = resolved_values(probe, quantity).to_numpy(dtype=float)
     open_ended = is_unresolved(probe, quantity).to_numpy(dtype=bool)
     least = finite(probe[f"{quantity}_lower"]).fillna(1.0).to_numpy(dtype=float)
     return np.where(open_ended, np.maximum(least, 1.0), value), np.where(open_ended, np.inf, value)
-
-
-def kappa_ends(probe: pd.DataFrame) -> tuple[np.ndarray, np.ndarray]:
-    """Bounds of the κ of a run in the method's own coordinates, over its mini-batches, else the training set."""
-    batches = probe[probe["data"] == "batch"]
-    lower, upper = intervals(batches if len(batches) else probe, "kappa_own")
-    return lower[~np.isnan(lower)], upper[~np.isnan(lower)]
 
 
 def quantile(lower: np.ndarray, upper: np.ndarray, q: float) -> tuple[float, float]:

@@ -101,7 +101,14 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
         row = training_summary(run)
         train = chosen.probe(run, "train")
         for data, probe in (("batch", chosen.probe(run, "batch")), ("train", train.tail(1))):
-            row |= {f"{data}_{column}": value for column, value in probe_summary(probe).items()}
+            row[f"{data}_probes"] = len(probe)
+            for quantity in series.RESOLVED:
+                row[f"{data}_{quantity}"] = median(series.resolved_values(probe, quantity))
+                row[f"{data}_{quantity}_unresolved"] = int(series.is_unresolved(probe, quantity).sum())
+                row[f"{data}_{quantity}_lower"] = median(series.lower_bounds(probe, quantity))
+            row[f"{data}_gain"] = median(series.gain(probe))
+            row[f"{data}_kappa_D_squared"] = median(series.finite(probe["kappa_D"]) ** 2)
+            row[f"{data}_dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
         rows.append(row)
     frame = pd.DataFrame(rows)
     frame.attrs["title"] = chosen.title
@@ -129,19 +136,6 @@ def training_summary(run: StoredRun) -> dict[str, Any]:
         },
         "seconds": run.seconds,
     }
-
-
-def probe_summary(probe: pd.DataFrame) -> dict[str, float | int]:
-    """The columns of `summary_frame` about the condition numbers in the rows of ``probe``."""
-    summary: dict[str, float | int] = {"probes": len(probe)}
-    for quantity in series.RESOLVED:
-        summary[quantity] = median(series.resolved_values(probe, quantity))
-        summary[f"{quantity}_unresolved"] = int(series.is_unresolved(probe, quantity).sum())
-        summary[f"{quantity}_lower"] = median(series.lower_bounds(probe, quantity))
-    summary["gain"] = median(series.gain(probe))
-    summary["kappa_D_squared"] = median(series.finite(probe["kappa_D"]) ** 2)
-    summary["dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
-    return summary
 
 
 def median(values: pd.Series) -> float:
@@ -182,7 +176,10 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
         for name, column in QUANTITIES.items():
             values = summaries[column].astype(float)
             row |= {f"{name}_mean": values.mean(), f"{name}_min": values.min(), f"{name}_max": values.max()}
-        medians = [series.quantile(*series.kappa_ends(chosen.rows_of(run)), 0.5) for run in done]
+        medians = []
+        for probe in map(chosen.rows_of, done):
+            batches = probe[probe["data"] == "batch"]
+            medians.append(series.quantile(*series.intervals(batches if len(batches) else probe, "kappa_own"), 0.5))
         known = np.array([low for low, _ in medians if not math.isnan(low)])
         row["kappa_own_mean"] = float(np.exp(np.log(known).mean())) if len(known) else math.nan
         row |= {f"kappa_own_{end.__name__}": float(end(known)) if len(known) else math.nan for end in (min, max)}

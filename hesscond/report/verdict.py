@@ -14,7 +14,6 @@ from hesscond.report import registry, selection, series, tables
 if TYPE_CHECKING:
     import pandas as pd
 
-    from hesscond.report import selection
     from hesscond.runs import StoredRun
 
 #: Intervals of loss in which probes are compared: per decade, and in all where the losses span less than two decades.
@@ -117,7 +116,11 @@ def compared_groups(runs: Sequence[StoredRun]) -> tuple[list[tuple[selection.Gro
     """Groups of runs with those of them that can be compared, the baseline first, and a sentence for each left out."""
     kept, sentences = [], []
     for group in selection.probed_groups(runs):
-        faults = list(map(fault_of, group.runs))
+        # κ of such runs says nothing about their method
+        faults = [
+            "diverged" if run.status == "diverged" else "collapsed to constant outputs" * series.is_collapsed(run)
+            for run in group.runs
+        ]
         for fault in dict.fromkeys(filter(None, faults)):
             seeds = f" ({faults.count(fault)} of {len(faults)} runs)" if len(faults) > 1 else ""
             sentences.append(f"{group.label} {fault}{seeds}: its κ is not compared.")
@@ -126,13 +129,6 @@ def compared_groups(runs: Sequence[StoredRun]) -> tuple[list[tuple[selection.Gro
             kept.append((group, rest))
     kept.sort(key=lambda pair: pair[0].method != "vanilla")
     return kept, sentences
-
-
-def fault_of(run: StoredRun) -> str:
-    """Defect of a run whose κ says nothing about its method: diverged or collapsed; empty if there is none."""
-    if run.status == "diverged":
-        return "diverged"
-    return "collapsed to constant outputs" if series.is_collapsed(run) else ""
 
 
 def verdict_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> pd.DataFrame:

@@ -79,16 +79,13 @@ class RunLog:
         log._open(folder)
         log.mark(**running(), message="", ended="", resumed=now())
         if longer is not None:
-            log._lengthen(longer)
+            with log._transaction() as connection:
+                (total,) = connection.execute("SELECT value FROM run WHERE key = 'total'").fetchone()
+                connection.execute("DELETE FROM evaluation WHERE iteration = ?", [int(total)])
+                for table in ("probe", "readings", "statements"):
+                    connection.execute(f"DELETE FROM {table} WHERE iteration = ? AND data = 'train'", [int(total)])
+            write_config(folder, longer)
         return log
-
-    def _lengthen(self, config: Mapping[str, Any]) -> None:
-        with self._transaction() as connection:
-            (total,) = connection.execute("SELECT value FROM run WHERE key = 'total'").fetchone()
-            connection.execute("DELETE FROM evaluation WHERE iteration = ?", [int(total)])
-            for table in ("probe", "readings", "statements"):
-                connection.execute(f"DELETE FROM {table} WHERE iteration = ? AND data = 'train'", [int(total)])
-        write_config(self.folder, config)
 
     def _open(self, folder: Path) -> None:
         self.folder = folder
@@ -139,14 +136,11 @@ class RunLog:
             if self._pending:
                 self._iterations = max(self._iterations, self._pending[-1][0] + 1)
             if time.monotonic() - self._clocked >= COMMIT_INTERVAL:
-                self._clock(connection)
+                # the time at which the log has its present number of iterations
+                connection.execute("INSERT INTO clock VALUES (?, ?, ?)", [self._session, time.time(), self._iterations])
+                self._clocked = time.monotonic()
         self._pending.clear()
         self._committed = time.monotonic()
-
-    def _clock(self, connection: sqlite3.Connection) -> None:
-        """Record the time at which the log has its present number of iterations."""
-        connection.execute("INSERT INTO clock VALUES (?, ?, ?)", [self._session, time.time(), self._iterations])
-        self._clocked = time.monotonic()
 
     def mark(self, **facts: Any) -> None:
         """Set facts of the run as a whole (status, message, …)."""

@@ -232,7 +232,11 @@ class PairSearch:
 
     def run(self, condition: ConditionNumber, rtol: float) -> float:
         """Search until the gap is closed, or nothing more is gained; return the lower bound of κ⁺."""
-        self.balance()
+        # both partial traces of the scaled Hessian become the identity
+        m, n = len(self.L), len(self.R)
+        for _ in range(ROUNDS):
+            self.L = self.L @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 0))
+            self.R = self.R @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 1))
         rank = condition.rank
         self.convex = condition.resolved and rank == self.order
         lower = 1.0
@@ -253,13 +257,6 @@ class PairSearch:
 
     def scaled(self, L: np.ndarray, R: np.ndarray) -> np.ndarray:
         return multiplied(self.core, L, R)
-
-    def balance(self) -> None:
-        """Make both partial traces of the scaled Hessian the identity."""
-        m, n = len(self.L), len(self.R)
-        for _ in range(ROUNDS):
-            self.L = self.L @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 0))
-            self.R = self.R @ whitening(unfolded(self.scaled(self.L, self.R), m, n, 1))
 
     def descend(self, power: int, rank: int, rtol: float) -> bool:
         """Minimize the smooth objective of an exponent by L-BFGS on L(I + E), R(I + E'), with some centrings."""

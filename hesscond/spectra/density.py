@@ -576,7 +576,10 @@ class Density(Shown):
             return Curve(x, nothing, nothing, 1.0)
         low, high = float((nodes - 5 * sigma)[used].min()), float((nodes + 5 * sigma)[used].max())
         x = torch.linspace(low, high, points, dtype=torch.float64, device="cpu")
-        samples = torch.stack([gaussians(x, *row) for row in zip(nodes, self.weights, sigma, strict=True)])
+        # Σ wᵢ exp(−((x − xᵢ)/σᵢ)²/2) / (σᵢ·√(2π)) of each probe
+        heights = self.weights / (sigma * math.sqrt(2 * math.pi))
+        rows = zip(nodes, heights, sigma, strict=True)
+        samples = torch.stack([torch.exp(-0.5 * ((x[:, None] - at) / s) ** 2) @ w for at, w, s in rows])
         return Curve(x, samples.mean(0), self.error_of(samples), float(sigma[used].min()))
 
 
@@ -604,11 +607,6 @@ def widths(nodes: torch.Tensor, residuals: torch.Tensor) -> torch.Tensor:
     gaps = nodes.diff(dim=1)
     around = torch.cat([gaps[:, :1], (gaps[:, 1:] + gaps[:, :-1]) / 2, gaps[:, -1:]], 1)
     return torch.minimum(WIDTH * around, residuals).clamp_min(least)
-
-
-def gaussians(t: torch.Tensor, places: torch.Tensor, weights: torch.Tensor, sigma: torch.Tensor) -> torch.Tensor:
-    """Σ wᵢ exp(−((t − tᵢ)/σᵢ)²/2) / (σᵢ·√(2π)) at t (m,)."""
-    return torch.exp(-0.5 * ((t[:, None] - places) / sigma) ** 2) @ (weights / (sigma * math.sqrt(2 * math.pi)))
 
 
 def summary(density: Density) -> list[tuple[str, str, str]]:

@@ -64,11 +64,6 @@ def merged(content: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, 
 Level = Literal["unit", "layer", "network"]
 
 
-def of_units() -> list[Level]:
-    """Default of the probed levels."""
-    return ["unit"]
-
-
 class ProbeConfig(sections.Section):
     """``[probe]``: which blocks are measured, how often, and on which data.
 
@@ -90,7 +85,7 @@ class ProbeConfig(sections.Section):
 
     layers: Annotated[list[str], Field(min_length=1)] | None = None
     units: Annotated[list[Annotated[int, Field(ge=0)]], Field(min_length=1)] | Literal["all"]
-    levels: Annotated[list[Level], Field(min_length=1)] = Field(default_factory=of_units)
+    levels: Annotated[list[Level], Field(min_length=1)] = Field(default_factory=lambda: list[Level](("unit",)))
     every: Annotated[int, Field(ge=0)] = 1
     train_every_epochs: Annotated[int, Field(ge=0)] = 1
     at: list[Annotated[int, Field(ge=0)]] = Field(default_factory=list)

@@ -305,20 +305,19 @@ class StudyFile:
                 content["methods"].append(config.merged(by_name.get(name, {}), {} if isinstance(entry, str) else entry))
         return content, small
 
-    def with_own_rates(self, content: dict[str, Any]) -> dict[str, Any]:
-        """The contents without the learning rates of methods that only other panels have."""
-        here = [entry["name"] for entry in content["methods"]]
-        others = {entry["name"] for entry in self.content.get("methods", [])} - set(here)
-        rows = [
-            row | {"rate": {name: rate for name, rate in row.get("rate", {}).items() if name not in others}}
-            for row in content.get("learning_rates", [])
-        ]
-        return content | {"learning_rates": rows}
-
     def checked(self, content: dict[str, Any], panel: str) -> config.StudyConfig:
         """The study from contents of the file, or from those of a panel, or of its small version."""
         try:
-            study = sections.validated(config.StudyConfig, self.with_own_rates(content) if panel else content)
+            if panel:
+                # without the learning rates of methods that only other panels have
+                others = {entry["name"] for entry in self.content.get("methods", [])}
+                others -= {entry["name"] for entry in content["methods"]}
+                rows = [
+                    row | {"rate": {name: rate for name, rate in row.get("rate", {}).items() if name not in others}}
+                    for row in content.get("learning_rates", [])
+                ]
+                content = content | {"learning_rates": rows}
+            study = sections.validated(config.StudyConfig, content)
             check_structure(study)
             for entry in study.methods:
                 if entry.changes and study.run is None:

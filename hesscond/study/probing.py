@@ -18,7 +18,7 @@ from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.statistics import by_shape, stacked
 from hesscond.data import dataset
 from hesscond.errors import ConfigError, MatrixError, RunError
-from hesscond.hessians import CentringScaling, catalogue
+from hesscond.hessians import catalogue
 from hesscond.hessians.blocks import Block
 from hesscond.hessians.coordinates.from_hessian import optima
 from hesscond.hessians.coordinates.linear import scaling_conditions
@@ -161,8 +161,9 @@ class Prober:
                 captures = self.layers.capture(inputs[part], targets[part])
                 if not checks:
                     checks.update(self.layers.compared(captures, (inputs[part], targets[part])))
-                if len(parts) > 1:
-                    self._refuse_coupled(captures, chunk)
+                for place, captured in captures.items() if len(parts) > 1 and self._couples else ():
+                    if captured.route != OUTPUT_ROUTE:
+                        raise RunError(self._coupled(self.names[place], chunk))
                 yield captures, len(targets[part]) / samples
 
         if self._by_products and len(parts) > 1 and self._couples:
@@ -267,16 +268,6 @@ class Prober:
         order = {name: number for number, name in enumerate([*self.names.values(), NETWORK])}
         return sorted(rows, key=lambda row: order[row.measured["layer"]])
 
-    # layers that are captured
-
-    def _refuse_coupled(self, captures: Mapping[str, LayerCapture], chunk: int) -> None:
-        """Raise a RunError where batch statistics follow a layer: its Hessian is not the sum over chunks."""
-        if not self._couples:
-            return
-        for place, captured in captures.items():
-            if captured.route != OUTPUT_ROUTE:
-                raise RunError(self._coupled(self.names[place], chunk))
-
     @property
     def _couples(self) -> bool:
         """Whether batch statistics are taken in the model."""
@@ -292,8 +283,15 @@ class Prober:
     # layers that are captured
 
     def _rows(self, measured: Sequence[training.UnitConditions]) -> list[ProbeRow]:
-        columns = scaling_columns([unit.raw for unit in measured])
-        return [self._row(unit, row | {"trace": unit.trace}) for unit, row in zip(measured, columns, strict=True)]
+        raws, rows = [unit.raw for unit in measured], [{"trace": unit.trace} for unit in measured]
+        for members in by_shape([P.sigma for P in raws], [P.bias for P in raws]):
+            sigma, bias = stacked([raws[k].sigma for k in members]), raws[members[0]].bias
+            raw = scaling_conditions(sigma, bias=bias)
+            with_epsilons = scaling_conditions(regularized(sigma.square()).sqrt_(), bias=bias)
+            dead = (sigma == 0).sum(1).tolist()
+            for k, *columns in zip(members, raw, with_epsilons, dead, strict=True):
+                rows[k] |= dict(zip(("kappa_D", "kappa_D_eps", "dead"), columns, strict=True))
+        return [self._row(unit, row) for unit, row in zip(measured, rows, strict=True)]
 
     def _row(self, measured: training.UnitConditions, columns: dict[str, Any]) -> ProbeRow:
         """Row of a unit, from κ in the plain coordinates, those of the raw statistics, and the method's."""
@@ -344,19 +342,6 @@ def kappa_columns(plain: ConditionNumber, kappa_own: ConditionNumber) -> dict[st
     """Columns of κ in the plain parameters and in the method's own coordinates."""
     both = {"lambda_max_own": kappa_own.lambda_max, "solver": f"{plain.solver}; {kappa_own.solver}"}
     return plain.columns | kappa_own.columns_in("own") | both
-
-
-def scaling_columns(raws: Sequence[CentringScaling]) -> list[dict[str, Any]]:
-    """Columns of D from raw statistics."""
-    rows: list[dict[str, Any]] = [{} for _ in raws]
-    for members in by_shape([P.sigma for P in raws], [P.bias for P in raws]):
-        sigma, bias = stacked([raws[k].sigma for k in members]), raws[members[0]].bias
-        raw = scaling_conditions(sigma, bias=bias)
-        with_epsilons = scaling_conditions(regularized(sigma.square()).sqrt_(), bias=bias)
-        dead = (sigma == 0).sum(1).tolist()
-        for k, *columns in zip(members, raw, with_epsilons, dead, strict=True):
-            rows[k] = dict(zip(("kappa_D", "kappa_D_eps", "dead"), columns, strict=True))
-    return rows
 
 
 def nonconstant(statistics: FeatureStatistics) -> tuple[np.ndarray, np.ndarray]:

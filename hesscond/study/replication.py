@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import torch
 from hesscond.errors import ConfigError
 from hesscond.study import files, grid
 from hesscond.study.config import StudyConfig
-from hesscond.study.listing import contents
 from hesscond.study.runner import RunPlan
 
 
@@ -53,26 +51,23 @@ def replication(name: str, scale: str | None = None) -> Replication:
     studies = [file.study(panel, scale) for panel in ([chosen] if chosen else file.panels or [""])]
     panels = tuple(Panel(study, published[study.panel]) for study in studies)
     for panel in panels:
-        check_names(file.path, panel, [c for c in layout.claims if panel.name in c.of_panels])
+        known = [entry.name for entry in panel.study.methods]
+        if not known:
+            raise ConfigError(
+                f"study {panel.study.full_name!r} is of no figure or table: it names no [[methods]]; use hesscond study"
+            )
+        claims = [claim for claim in layout.claims if panel.name in claim.of_panels]
+        named = [name for claim in claims for comparison in claim.comparisons for name in comparison.names]
+        for name in [*named, *(name for row in panel.published for name in row.values)]:
+            if name not in known:
+                raise ConfigError(
+                    f"{file.path}: panel {panel.name!r} has no method {name!r}, it has {', '.join(known)}"
+                )
     if unknown := sorted({name for claim in layout.claims for name in claim.of_panels} - set(published)):
         raise ConfigError(f"{file.path}: a claim is of the panel {unknown[0]!r}, which is not there")
     kept = tuple(claim for claim in layout.claims if {panel.name for panel in panels} & set(claim.of_panels))
     first = studies[0]
     return Replication(first.full_name if chosen else first.name, first.source, panels, kept, layout.replicate)
-
-
-def check_names(path: Path, panel: Panel, claims: Sequence[files.Claim]) -> None:
-    """Refuse claims and numbers of methods that a panel does not have."""
-    known = [entry.name for entry in panel.study.methods]
-    if not known:
-        raise ConfigError(
-            f"study {panel.study.full_name!r} is of no figure or table: it names no [[methods]]; use hesscond study"
-        )
-    named = [name for claim in claims for comparison in claim.comparisons for name in comparison.names]
-    named += [name for row in panel.published for name in row.values]
-    for name in named:
-        if name not in known:
-            raise ConfigError(f"{path}: panel {panel.name!r} has no method {name!r}, it has {', '.join(known)}")
 
 
 def plan_replication(
@@ -94,8 +89,3 @@ def plan_replication(
         for seed in range(seeds)
         for study, variant, rate, name in runs
     ]
-
-
-def replicable() -> list[files.StudyFile]:
-    """Files of the figures and tables that come with hesscond, by name; the studies in them are not yet checked."""
-    return [files.StudyFile.named(content["name"]) for content in contents() if "replicate" in content]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
@@ -74,7 +73,13 @@ def check_structure(study: StudyConfig) -> None:
         raise ConfigError(f"training.loss: the data set {study.data.name!r} has {targets}: use {choices}")
     for name, block in probed_blocks(study).items():
         if "unit" in study.probe.levels:
-            check_units(name, block, study.probe.units)
+            if not block.units:
+                raise ConfigError(f"probe.layers: {block.undivided}".replace("level='layer'", 'levels = ["layer"]'))
+            units = study.probe.units
+            for number, unit in enumerate(() if isinstance(units, str) else units):
+                if unit not in block.units:
+                    unit_range = f"layer {name!r} has units {block.units[0]} to {block.units[-1]}"
+                    raise ConfigError(f"probe.units.{number}: unit {unit} is out of range: {unit_range}")
         for number, entry in enumerate(study.statements):
             statement = theorems.statement(entry.id)
             if not isinstance(statement, theorems.LayerStatement):
@@ -91,13 +96,3 @@ def check_structure(study: StudyConfig) -> None:
                 f"statements.{number}: {entry.id} speaks of {what}{layers} layers, but layer {name!r} is {wrong}: "
                 "probe others"
             )
-
-
-def check_units(name: str, block: Block, units: Sequence[int] | str) -> None:
-    """Check that a block has the units that are to be measured."""
-    if not block.units:
-        raise ConfigError(f"probe.layers: {block.undivided}".replace("level='layer'", 'levels = ["layer"]'))
-    for number, unit in enumerate(() if isinstance(units, str) else units):
-        if unit not in block.units:
-            unit_range = f"layer {name!r} has units {block.units[0]} to {block.units[-1]}"
-            raise ConfigError(f"probe.units.{number}: unit {unit} is out of range: {unit_range}")

@@ -182,31 +182,24 @@ def destinations(log: Any, config: Callable[[], Mapping[str, Any]]) -> list[Dest
         return [destination for part in log for destination in destinations(part, config)]
     if callable(log):
         return [ToFunction(log)]
-    if isinstance(log, str) and (opened := opened_by_name(log)) is not None:
-        return [opened]
+    if isinstance(log, str):
+        name, colon, place = log.partition(":")
+        if name not in Destination.named:
+            imported(__package__)
+            load_installed("hesscond.destinations")
+        kind: Any = Destination.named.get(name)
+        if kind is not None and (kind.takes_place or not colon):
+            return [kind(place) if kind.takes_place else kind()]
+        # one letter is a drive
+        if re.match(r"\w\w+:", log):
+            raise ConfigError(
+                f"log={log!r}: {name!r} takes nothing behind a colon; a folder of that name is a pathlib.Path"
+            )
     if isinstance(log, (str, os.PathLike)) and str(log):
         return [ToRunFolder(Path(log), config())]
     raise ConfigError(
         f"log must be a function, 'tensorboard:DIR', 'wandb', 'mlflow', a folder, or a list of these, not {log!r}"
     )
-
-
-def opened_by_name(log: str) -> Destination | None:
-    """Destination that a text opens by its name; None if it is the path of a folder."""
-    name, colon, place = log.partition(":")
-    if name not in Destination.named:
-        imported(__package__)
-        load_installed("hesscond.destinations")
-    kind: Any = Destination.named.get(name)
-    if kind is not None and (kind.takes_place or not colon):
-        destination: Destination = kind(place) if kind.takes_place else kind()
-        return destination
-    # one letter is a drive
-    if re.match(r"\w\w+:", log):
-        raise ConfigError(
-            f"log={log!r}: {name!r} takes nothing behind a colon; a folder of that name is a pathlib.Path"
-        )
-    return None
 
 
 def numbers(metrics: Metrics) -> dict[str, float]:

@@ -260,7 +260,14 @@ class Watch:
             The watch is closed; the loss is no number; its run folder holds an earlier training.
         """
         self._open("it takes no more steps")
-        value = None if loss is None else loss_value(loss)
+        value = None
+        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
+            value = float(loss.detach())
+        elif isinstance(loss, Real) and not isinstance(loss, bool):
+            value = float(loss)
+        elif loss is not None:
+            description = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+            raise ConfigError(f"watch.step takes the loss of the step, a number, not {description}")
         self.steps += 1
         if self._idle:
             return None
@@ -378,13 +385,6 @@ class Watch:
             )
         for note in notes:
             self._warn_once(note, note)
-        metrics = self._metrics(rows)
-        self._rows += [{"step": self.steps, **row} for row in rows]
-        self._each(lambda receiver: receiver.write(self.steps, metrics, rows))
-        return metrics
-
-    def _metrics(self, rows: Sequence[Row]) -> dict[str, Any]:
-        """Numbers of the rows by name."""
         metrics: dict[str, Any] = {"hesscond/step": self.steps, "hesscond/seconds": self._last_cost}
         for row in rows:
             place = place_name(row["layer"], row["unit"])
@@ -392,6 +392,8 @@ class Watch:
         sharp = [row["sharpness_times_rate"] for row in rows if "sharpness_times_rate" in row]
         if sharp:
             metrics["hesscond/sharpness_times_rate"] = max(sharp)
+        self._rows += [{"step": self.steps, **row} for row in rows]
+        self._each(lambda receiver: receiver.write(self.steps, metrics, rows))
         return metrics
 
     def to_frame(self) -> pd.DataFrame:
@@ -444,13 +446,3 @@ class Watch:
             self._measuring.blocks = list(names)
         for destination in self._destinations:
             destination.resume()
-
-
-def loss_value(loss: object) -> float:
-    """A loss as a number."""
-    if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
-        return float(loss.detach())
-    if isinstance(loss, Real) and not isinstance(loss, bool):
-        return float(loss)
-    description = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
-    raise ConfigError(f"watch.step takes the loss of the step, a number, not {description}")

@@ -92,7 +92,8 @@ class Measuring:
             stack.enter_context(untouched.untouched_randomness(self.devices))
             torch.default_generator.manual_seed(self.seed)
             for device in self.devices:
-                devices.seed_device(device, self.seed)
+                state = torch.Generator(device).manual_seed(self.seed).get_state()
+                devices.runtime(device).set_rng_state(state, device)
             if torch.is_inference_mode_enabled():
                 stack.enter_context(torch.inference_mode(False))
             stack.enter_context(torch.enable_grad())
@@ -132,7 +133,14 @@ class Measuring:
                 for unit, kappa, kappa_own in zip(given.blocks, given.conditions, others, strict=True):
                     row = self._row(given, unit, kappa)
                     if method is not None and result is not None:
-                        row |= own_columns(result, unit, kappa_own, method, 1.0 if c is None else c)
+                        value, bound = largest(result, unit, kappa_own)
+                        # in these coordinates the Hessian is c times that of the result
+                        rate = method.rate * (1.0 if c is None else c)
+                        row |= kappa_own.columns_in("own") | {
+                            "coordinates": method.name,
+                            "sharpness_times_rate": value * rate,
+                            "sharpness_times_rate_lower": max(0.0, value - bound) * rate,
+                        }
                         row["coordinates"] += "" if result.n_params == given.n_params else ", of what it moves"
                     rows.append(row)
         for name, why in probe_result.skipped.items():
@@ -203,24 +211,6 @@ class Measuring:
             "coordinates": "plain",
             **kappa.columns,
         }
-
-
-def own_columns(
-    result: results.LayerResult,
-    unit: int | None,
-    kappa: ConditionNumber,
-    method: optimizers.AtWork | optimizers.Given,
-    c: float,
-) -> Row:
-    """The columns in the optimizer's coordinates, in which the Hessian is c times that of ``result``."""
-    value, error = largest(result, unit, kappa)
-    rate = method.rate * c
-    return {
-        **kappa.columns_in("own"),
-        "coordinates": method.name,
-        "sharpness_times_rate": value * rate,
-        "sharpness_times_rate_lower": max(0.0, value - error) * rate,
-    }
 
 
 def largest(result: results.LayerResult, unit: int | None, kappa: ConditionNumber) -> tuple[float, float]:

@@ -256,16 +256,12 @@ def bias_alone():
     return Net(lambda m, x: m.dense(x) + m.bias, **parts)
 
 
-def first_of(output):
-    return output[0]
-
-
 def on_features(middle, width=4, **options):
     return Piped(middle, width, first=nn.Linear(5, 4), **options)
 
 
 def recurrent(kind, width=3, **options):
-    return Piped(kind(4, 3, batch_first=True, **options), width, pick=first_of)
+    return Piped(kind(4, 3, batch_first=True, **options), width, pick=lambda output: output[0])
 
 
 block("embedding-padded", lambda: (Piped(nn.Linear(4, 4), first=nn.Embedding(9, 4, padding_idx=0)), CE, words(6)))

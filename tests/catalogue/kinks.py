@@ -48,14 +48,6 @@ def maxout(x):
     return x.view(len(x), 3, 2).amax(2)
 
 
-def best_two(x):
-    return torch.zeros_like(x).scatter(1, x.topk(2, 1).indices, x.topk(2, 1).values)
-
-
-def medians(x):
-    return torch.cat([x.median(1, keepdim=True).values, x[:, :1].sin(), x[:, 1:2]], 1)
-
-
 def hard_softmax(x):
     soft = x.softmax(1)
     return F.one_hot(soft.argmax(1), x.shape[1]).to(x) - soft.detach() + soft
@@ -91,8 +83,8 @@ KINKED = [
     ("hardswish", "hardswish", F.hardswish),
     ("elu", "ELU (its second derivative jumps)", F.elu),
     ("sorted_features", "sort", lambda x: x.sort(1).values),
-    ("top_k", "top-k", best_two),
-    ("median", "median", medians),
+    ("top_k", "top-k", lambda x: torch.zeros_like(x).scatter(1, x.topk(2, 1).indices, x.topk(2, 1).values)),
+    ("median", "median", lambda x: torch.cat([x.median(1, keepdim=True).values, x[:, :1].sin(), x[:, 1:2]], 1)),
     ("softshrink", "softshrink", lambda x: F.softshrink(x, 0.2)),
     ("rounded_part", "x + round(4x)/4 held fixed", lambda x: x.tanh() + ((4 * x).round() / 4).detach()),
     ("sign_gate", "sign(x)·x²", lambda x: x.sign() * x**2, MSE, values),

@@ -34,10 +34,6 @@ def attention_by_hand(q, k, v):
     return torch.softmax(q @ k.transpose(-2, -1) / q.shape[-1] ** 0.5, -1) @ v
 
 
-def causal_attention(q, k, v):
-    return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-
-
 def mean_over_tokens(h):
     return h.mean(1)
 
@@ -77,5 +73,7 @@ sequence("sequence-first-relu",
     lambda: (over_tokens(lambda h: h.amax(0), nn.ReLU()), MSE, sequence_first(real=True)),
     psd=True, streams=False)  # fmt: skip
 sequence("attention-sdpa", lambda: (attention(F.scaled_dot_product_attention), CE, labelled(3, 4, n=4)))
-sequence("attention-causal", lambda: (attention(causal_attention), CE, labelled(3, 4, n=4)))
+sequence("attention-causal",
+    lambda: (attention(functools.partial(F.scaled_dot_product_attention, is_causal=True)), CE,
+             labelled(3, 4, n=4)))  # fmt: skip
 sequence("attention-by-hand", lambda: (attention(attention_by_hand), CE, labelled(3, 4, n=4)))

@@ -198,11 +198,12 @@ def drawn(rng, bounds):
     ]  # fmt: skip
 
 
+@pytest.mark.parametrize("widths", [[0.0, 1e-9, 0.3, 4.0], [0.0]], ids=str)
 @settings(max_examples=30, deadline=None)
-@given(WHOLE, st.integers(0, 10**9))
-def test_what_is_decided_is_so_at_every_point_within_the_bounds(node, seed):
+@given(node=WHOLE, seed=st.integers(0, 10**9))
+def test_what_is_decided_is_so_at_every_point_within_the_bounds(node, seed, widths):
     rng = random.Random(seed)
-    run, bounds = logged(rng, [0.0, 1e-9, 0.3, 4.0])
+    run, bounds = logged(rng, widths)
     found = status_if_matched(written(node), run)
     if found is None:
         return
@@ -211,23 +212,9 @@ def test_what_is_decided_is_so_at_every_point_within_the_bounds(node, seed):
         truth = Slow(rows).everywhere(inner)
         if found != "unresolved":
             assert truth is (found == "met"), written(node)
-
-
-@settings(max_examples=30, deadline=None)
-@given(WHOLE, st.integers(0, 10**9))
-def test_without_width_everything_that_is_no_tie_is_decided(node, seed):
-    rng = random.Random(seed)
-    run, bounds = logged(rng, [0.0])
-    found = status_if_matched(written(node), run)
-    if found is None:
-        return
-    rows, inner = filtered_rows(node, drawn(rng, bounds))
-    truth = Slow(rows).everywhere(inner)
-    if found == "unresolved":
+    if found == "unresolved" and widths == [0.0]:
         # nothing but a division by zero, a rounding or a share of them can leave it open
         assert any(mark in written(node) for mark in ("/", "*", "+", "-", "mean", "quantile", "median"))
-    else:
-        assert truth is (found == "met"), written(node)
 
 
 @pytest.mark.parametrize("text", ["kappa / 0 < 1", "1 < kappa /(1 - 1)", "kappa / -0.0 < 1"])

@@ -63,13 +63,21 @@ def test_at_the_level_of_a_layer(case):
     assert float(best.kappa) < float(plain.kappa)
 
 
-def test_what_has_no_optimum_is_refused(case):
+@pytest.mark.parametrize(
+    ("method", "smooth", "asked", "message"),
+    [
+        (OptimalDiagonal(), True, {"layers": ["0"], "units": [0]}, "positive semidefinite"),
+        (OptimalDiagonal(), False, {"level": "network"}, "Hessians of units and layers"),
+        (OptimalKronecker(), False, {"layers": ["0"], "units": [0]}, "level='layer'"),
+        (OptimalKronecker(), True, {"layers": ["0"], "level": "layer"}, "positive semidefinite"),
+    ],
+)
+def test_what_has_no_optimum_is_refused(case, method, smooth, asked, message):
     model, loss, batch = case
-    smooth = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    with pytest.raises(ConfigError, match="positive semidefinite"):
-        float(probe(smooth, loss, batch, ["0"], units=[0], method=OptimalDiagonal())["0"].kappa[0])
-    with pytest.raises(ConfigError, match="Hessians of units and layers"):
-        probe(model, loss, batch, level="network", method=OptimalDiagonal())
+    if smooth:
+        model = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
+    with pytest.raises(ConfigError, match=message):
+        _ = probe(model, loss, batch, **asked, method=method)["0"].kappa
 
 
 def test_a_dead_unit_does_not_keep_the_others_from_their_optimal_diagonal():
@@ -100,15 +108,6 @@ def test_the_optimal_kronecker_pair_of_a_layer(case):
         assert best[name].kappa.rank == rank
         assert float(best[name].kappa) == pytest.approx(float(values[-1] / values[-rank]), rel=1e-6)
         assert float(best[name].kappa) < float(diagonal[name].kappa)
-
-
-def test_a_unit_or_an_indefinite_layer_has_no_optimal_pair(case):
-    model, loss, batch = case
-    with pytest.raises(ConfigError, match="level='layer'"):
-        float(probe(model, loss, batch, ["0"], units=[0], method=OptimalKronecker())["0"].kappa[0])
-    smooth = nn.Sequential(nn.Linear(6, 5), nn.Tanh(), nn.Linear(5, 3)).double()
-    with pytest.raises(ConfigError, match="positive semidefinite"):
-        float(probe(smooth, loss, batch, ["0"], level="layer", method=OptimalKronecker())["0"].kappa)
 
 
 @pytest.mark.parametrize("size", [1e4, 1e8, 1e12, 1e16])

@@ -14,13 +14,9 @@ def kappa(A, rank=None):
     return s[0] / s[(len(s) if rank is None else rank) - 1]
 
 
-def scaled(best, A):
-    return best.row[:, None] * A * best.column
-
-
 def check(best, A, truth, rtol=2e-6):
     """κ is reached by the scaling that is returned, and both ends enclose the truth."""
-    assert kappa(scaled(best, A), best.rank) == pytest.approx(best.kappa, rel=1e-9)
+    assert kappa(best.row[:, None] * A * best.column, best.rank) == pytest.approx(best.kappa, rel=1e-9)
     assert best.lower <= truth * (1 + 1e-12)
     assert best.upper >= truth * (1 - 1e-12)
     assert best.kappa == pytest.approx(truth, rel=rtol)

@@ -153,13 +153,10 @@ def test_methods_start_from_the_same_weights_and_batch(tmp_path, digits):
     assert vanilla.table("training")["loss"][1] != bnp.table("training")["loss"][1]
     columns = ["data", "kappa", "kappa_preconditioned", "kappa_D", "dead"]
     for data in ("batch", "train"):
-        rows = [t[(t["iteration"] == 0) & (t["data"] == data)][columns] for t in map(probe_table, (vanilla, bnp))]
+        tables = (stored.table("probe") for stored in (vanilla, bnp))
+        rows = [table[(table["iteration"] == 0) & (table["data"] == data)][columns] for table in tables]
         assert len(rows[0]) == 1
         pd.testing.assert_frame_equal(*rows, check_exact=True)
-
-
-def probe_table(stored):
-    return stored.table("probe")
 
 
 # --- the logged numbers ----------------------------------------------------------------------------------------------

@@ -48,7 +48,10 @@ class BlockHessian(ABC):
     def __getstate__(self) -> dict[str, Any]:
         # pickling a view would pickle all of its storage
         kept = {name: value for name, value in vars(self).items() if name != "features"}
-        return {name: value.clone() if is_part(value) else value for name, value in kept.items()}
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > value.numel() * value.itemsize:
+                kept[name] = value.clone()
+        return kept
 
     @property
     @abstractmethod
@@ -338,8 +341,3 @@ class Product(Preconditioner):
 
     def of_unit(self, unit: int) -> Preconditioner:
         return self if self.same_for_units else Product(self.first.of_unit(unit), self.second.of_unit(unit))
-
-
-def is_part(value: object) -> bool:
-    """Whether a value is a tensor that is a view of a larger storage."""
-    return isinstance(value, torch.Tensor) and value.untyped_storage().nbytes() > value.numel() * value.itemsize

@@ -101,7 +101,11 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
 
     Directions that the operator does not annihilate are left out. Kept graphs are not evaluated again.
     """
-    zero = zero_rows(operator)
+    # parameters of which the product with random vectors, and the gradient, is exactly zero
+    generator = torch.Generator().manual_seed(0)
+    drawn = torch.randn(operator.order, 2, generator=generator, dtype=torch.float64, device="cpu")
+    products = operator.multiply(drawn.to(operator.device, operator.dtype))
+    zero = (products == 0).all(1) & (operator.gradient == 0)
     rows, saturated = given_rows(operator), bool(operator.saturated)
     if saturated:
         # parameters without effect in double precision may have some
@@ -153,14 +157,6 @@ def active_terms(operator: NetworkOperator, placement: parameters.Placement) -> 
         slopes = [torch.zeros_like(call.delta) if g is None else g for call, g in pairs]
         B = request.positions([slope[None] for slope in slopes], inputs.blocks)
         yield Terms(inputs, B, 1.0, placement.first, placement.name)
-
-
-def zero_rows(operator: NetworkOperator) -> torch.Tensor:
-    """(n,) bool: parameters of which the product with random vectors, and the gradient, is exactly zero."""
-    generator = torch.Generator().manual_seed(0)
-    drawn = torch.randn(operator.order, 2, generator=generator, dtype=torch.float64, device="cpu")
-    products = operator.multiply(drawn.to(operator.device, operator.dtype))
-    return (products == 0).all(1) & (operator.gradient == 0)
 
 
 def in_layer(

@@ -90,9 +90,12 @@ def eigenbasis_diagonal(terms: Terms, Q_C: torch.Tensor, Q_A: torch.Tensor) -> t
     """(G, r_C, r_A) of Σ_j,r (Σ_p (Q_Cᵀ b_rjp) (Q_Aᵀ ĥ_jp)ᵀ)²: the diagonal of the batch's H in the basis Q_C ⊗ Q_A."""
     inputs, groups = terms.inputs, Q_C.shape[0]
     result = Q_C.new_zeros(groups, Q_C.shape[2], Q_A.shape[2])
-    B = terms.B
-    if inputs.positions > 1:
-        B = signed_sums(B, max(1, DRAWS // inputs.blocks))
+    B, draws = terms.B, max(1, DRAWS // inputs.blocks)
+    if inputs.positions > 1 and len(B) > draws:
+        # sums of the R terms with random signs, whose squares have the right mean
+        generator = torch.Generator().manual_seed(0)
+        signs = torch.randint(0, 2, (draws, *B.shape[:2]), generator=generator, device="cpu").to(B) * 2 - 1
+        B = torch.einsum("drj,rjmq->djmq", signs, B) / draws**0.5
     for start, stop in inputs.steps(CHUNK):
         h = terms.rows(start, stop).permute(2, 0, 1, 3) @ Q_A[:, None]
         b = B[:, start:stop].unflatten(2, (groups, -1))
@@ -104,15 +107,6 @@ def eigenbasis_diagonal(terms: Terms, Q_C: torch.Tensor, Q_A: torch.Tensor) -> t
             # (G, J, m, q) → (G, J, r_C, r_A)
             result += (Q_C.mT[:, None] @ draw.transpose(0, 1) @ h).square_().sum(1)
     return result
-
-
-def signed_sums(B: torch.Tensor, draws: int) -> torch.Tensor:
-    """Sums (draws, J, m, q) of the R terms with random signs, whose squares have the right mean; B if R ≤ draws."""
-    if len(B) <= draws:
-        return B
-    generator = torch.Generator().manual_seed(0)
-    signs = torch.randint(0, 2, (draws, *B.shape[:2]), generator=generator, device="cpu").to(B) * 2 - 1
-    return torch.einsum("drj,rjmq->djmq", signs, B) / draws**0.5
 
 
 class KroneckerInverse(ApproximateInverse):
