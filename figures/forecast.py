@@ -140,7 +140,7 @@ def measured(setup: Setup, step: Step, rate: float, layers: list[str]) -> dict[s
 def best_rate(setup: Setup, method: str) -> float:
     """Rate of the smallest loss after some iterations."""
     losses = {}
-    for rate in RATES:
+    for rate in setup.rates:
         for step in steps(setup, method, 0, rate):
             if step.iteration == TRIAL:
                 loss = full_loss(setup, step.model)
@@ -178,10 +178,11 @@ def main() -> None:
         help="fc-digits, with two hidden layers of 8; others as they are, as figures/forecast.toml/PANEL",
     )
     parser.add_argument("--methods", type=lambda text: text.split(","))
+    parser.add_argument("--rates", type=lambda text: tuple(map(float, text.split(","))), default=RATES)
     given = parser.parse_args()
     until = time.monotonic() + given.seconds
     hidden = (8, 8) if given.study == "fc-digits" else ()
-    setup = Setup(given.study, "paper", hidden, 0, max(POINTS) + max(AHEAD), 1, RATES)
+    setup = Setup(given.study, "paper", hidden, 0, max(POINTS) + max(AHEAD), 1, given.rates)
     study, data, *_ = task(setup)
     shape, outputs = data.form.input_shape, data.form.outputs
     layers = list(eligible_layers(build(study.model.name, input_shape=shape, outputs=outputs, **study.model.options)))
