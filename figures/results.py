@@ -507,11 +507,16 @@ def forecast_tasks() -> list[str]:
     for name, (title, _) in PREDICTORS.items():
         row = [title]
         for s in AHEAD:
-            rhos = np.array([rank_correlations(*forecasts(name, s, file)[:2]).mean() for file in tasks_of(name)])
-            low, high = ttest_1samp(rhos, 0).confidence_interval()
-            row.append(f"{rhos.mean():+.2f} ({low:+.2f} … {high:+.2f})")
+            rhos = [rank_correlations(*forecasts(name, s, file)[:2]).mean() for file in tasks_of(name)]
+            row.append(over_tasks(rhos))
         rows.append(row)
     return markdown(["", *(f"next {s} iteration{'s' if s > 1 else ''}" for s in AHEAD)], rows)
+
+
+def over_tasks(rhos: Sequence[float]) -> str:
+    """Mean of one number a task, with Student's 95 % interval."""
+    low, high = ttest_1samp(rhos, 0).confidence_interval()
+    return f"{np.mean(rhos):+.2f} ({low:+.2f} … {high:+.2f})"
 
 
 def tasks_of(name: str) -> list[str]:
@@ -686,24 +691,32 @@ def of_seeds_and_edge(row: pd.Series) -> str:
     return "–" if math.isnan(row["loss"]) else f"{row['loss']:.3f}{'*' if row['at_edge'] is True else ''}"
 
 
-def forecast_resolved(file: str) -> list[str]:
-    """Share of unresolved κ, and the rank correlations of resolved ones alone, in a sentence."""
+def resolved_alone(file: str) -> tuple[float, list[float]]:
+    """Share of unresolved κ of the network (%), and the rank correlations of resolved ones alone."""
     frame = read(file).dropna(subset=["kappa"])
     known = frame[frame["resolved"] == 1]
-    rhos = [
-        np.mean(
-            [
-                -runs["kappa"].corr(runs[f"gain_{s}"], method="spearman")
-                for _, runs in known.groupby(["seed", "iteration"])
-            ]
-        )
-        for s in AHEAD
-    ]
-    share = f"{100 * (1 - len(known) / len(frame)):.0f} % of these κ of the network are unresolved"
+    moments = [runs for _, runs in known.groupby(["seed", "iteration"])]
+    rhos = [np.mean([-runs["kappa"].corr(runs[f"gain_{s}"], method="spearman") for runs in moments]) for s in AHEAD]
+    return 100 * (1 - len(known) / len(frame)), rhos
+
+
+def forecast_resolved(file: str) -> list[str]:
+    """Share of unresolved κ, and the rank correlations of resolved ones alone, in a sentence."""
+    share, rhos = resolved_alone(file)
     alone = ", ".join(f"{rho:+.2f}" for rho in rhos)
-    return [f"{share}, and enter as lower bounds; resolved ones alone have {alone}."]
+    start = f"{share:.0f} % of these κ of the network are unresolved, and enter as lower bounds"
+    return [f"{start}; resolved ones alone have {alone}."]
 
 
+def forecast_tasks_resolved() -> list[str]:
+    """The same over the tasks, with the share of each."""
+    found = {title: resolved_alone(file) for file, title in TASKS.items()}
+    alone = ", ".join(over_tasks(rhos) for rhos in zip(*(rhos for _, rhos in found.values()), strict=True))
+    shares = ", ".join(f"{title} {share:.0f} %" for title, (share, _) in found.items())
+    return [f"Unresolved κ of the network, which enter as lower bounds: {shares}; resolved ones alone have {alone}."]
+
+
+table("forecast-tasks-resolved", forecast_tasks_resolved)
 table("forecast-resolved", lambda: forecast_resolved("forecast"))
 table("forecast-cnn-resolved", lambda: forecast_resolved("forecast-cnn"))
 

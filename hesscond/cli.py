@@ -18,7 +18,7 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 import hesscond
-from hesscond.commands import printing
+from hesscond.commands import options, printing
 from hesscond.errors import HesscondError, one_line, out_of_memory
 from hesscond.lazy import optional
 
@@ -64,18 +64,6 @@ SECTIONS = {
 LONGEST = 160
 
 
-class Once(TyperCommand):
-    """Command that refuses an option of one value that is given twice, of which the parser would drop the first."""
-
-    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse the arguments."""
-        given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
-        for option in given:
-            if given.count(option) > 1 and not (option.multiple or option.is_flag):
-                raise typer.BadParameter("it is given twice: give it once", ctx, option)
-        return super().parse_args(ctx, args)
-
-
 class Imported(TyperCommand):
     """Command ``MODULE:FUNCTION`` of `hesscond.commands`, imported when called; its docstring is read from the file."""
 
@@ -95,7 +83,7 @@ class Imported(TyperCommand):
         app = getattr(module, f"{self.function}_app", None)
         if app is None:
             app = typer.Typer(add_completion=False, rich_markup_mode=None)
-            app.command(self.name, cls=Once)(getattr(module, self.function))
+            app.command(self.name, cls=options.Once)(getattr(module, self.function))
         return typer.main.get_command(app)
 
     def make_context(self, *args: Any, **options: Any) -> Any:

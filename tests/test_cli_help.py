@@ -65,6 +65,25 @@ def test_a_stream_in_another_encoding_gets_utf_8():
     assert "κ" in done.stdout.decode("utf-8")
 
 
+def test_an_option_given_twice_hides_neither_help_nor_completion():
+    given = "hesscond sweep tiny.toml --seed 0 --seed 1"
+    completion = {"_HESSCOND_COMPLETE": "complete_bash", "COMP_WORDS": f"{given} --ba", "COMP_CWORD": "7"}
+    for words, more, wanted in ((given.split()[1:] + ["--help"], {}, "Usage: "), ([], completion, "--batch-size")):
+        done = subprocess.run(
+            [
+                sys.executable,
+                "-c",
+                "import sys; from hesscond.cli import main; sys.argv[0] = 'hesscond'; main()",
+                *words,
+            ],
+            capture_output=True,
+            text=True,
+            env=os.environ | more,
+        )
+        assert (done.returncode, done.stderr) == (0, "")
+        assert done.stdout.startswith(wanted)
+
+
 @pytest.mark.share(5)
 @pytest.mark.parametrize("method", [m.name for m in registered()])
 def test_methods_are_told_without_markup_and_with_their_papers(method, call_cli, monkeypatch):

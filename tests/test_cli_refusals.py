@@ -50,6 +50,7 @@ BAD = {
     "study fc-mnist -m bnp --data-dir .": ["hesscond data fetch mnist", "no network"],
     "study fc-cifar10 -m bnp": ["hesscond data fetch cifar10", "no network"],
     "data fetch imagenet": ["imagenet", "cifar10"],
+    "data fetch mnist --data-dir a --data-dir b": ["'--data-dir': it is given twice"],
     # sweep
     "sweep tiny.toml": ["name at least one method"],
     "sweep tiny.toml -m vanilla -m vanilla": ["methods: each may be given only once"],

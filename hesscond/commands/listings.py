@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 from rich.text import Text
 
-from hesscond.commands import printing
+from hesscond.commands import options, printing
 from hesscond.errors import ConfigError
 from hesscond.study import listing
 
@@ -75,7 +75,7 @@ def data() -> None:
     """
 
 
-@data_app.command("fetch")
+@data_app.command("fetch", cls=options.Once)
 def fetch_data(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100")],
     data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets. Default: the cache.")] = None,

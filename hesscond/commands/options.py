@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from hesscond.errors import LARGEST, ConfigError
 from hesscond.lazy import optional
@@ -48,6 +49,19 @@ Traceback = Annotated[bool, typer.Option("--traceback", help="Show the traceback
 
 #: Largest number of integers in one range.
 MANY = 100_000
+
+
+class Once(TyperCommand):
+    """Command that refuses an option of one value that is given twice, of which the parser would drop the first."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse the arguments."""
+        given: list[Any] = self.make_parser(ctx).parse_args(args=list(args))[2]
+        rest = super().parse_args(ctx, args)  # shows the help first
+        for option in given:
+            if given.count(option) > 1 and not (option.multiple or option.is_flag or ctx.resilient_parsing):
+                raise typer.BadParameter("it is given twice: give it once", ctx, option)
+        return rest
 
 
 def check_file(option: str, path: Path | None, suffixes: Any) -> None:

@@ -152,16 +152,19 @@ class Pictures:
             if parts is None:
                 decodings = threads.map(self._centre, files)
             else:
-                whole = list(threads.map(self._whole, files))
-                sides = torch.tensor([picture.size for picture in whole], device="cpu")
-                decodings = threads.map(self._part, whole, torch.stack(parts(sides[:, 1], sides[:, 0]), 1).tolist())
+                sides = torch.tensor(list(threads.map(self._sides, files)), device="cpu")
+                decodings = threads.map(self._part, files, torch.stack(parts(sides[:, 1], sides[:, 0]), 1).tolist())
             for image, values in zip(pixels, decodings, strict=True):
                 image[:] = np.asarray(values).transpose(2, 0, 1)
         return pixels
 
+    def _sides(self, file: str) -> Any:
+        """Width and height of one picture, of which the header is read."""
+        return opened(self.folder / file, lambda picture: picture.size)
+
     def _whole(self, file: str) -> Any:
-        """One picture as it is."""
-        return decoded(self.folder / file)
+        """One picture in RGB."""
+        return opened(self.folder / file, lambda picture: picture.convert("RGB"))
 
     def _centre(self, file: str) -> Any:
         """Centre of one picture, resized with torchvision's arithmetic."""
@@ -174,24 +177,25 @@ class Pictures:
         left, top = (round((side - self.size) / 2) for side in sides)
         return image.crop((left, top, left + self.size, top + self.size))
 
-    def _part(self, image: Any, place: Sequence[int]) -> Any:
-        """Part of a picture with a first row and column, height and width, resized."""
+    def _part(self, file: str, place: Sequence[int]) -> Any:
+        """Part of one picture with a first row and column, height and width, resized."""
         from PIL import Image
 
         top, left, high, wide = place
         # pixels outside the part do not count, as in torchvision
-        return image.crop((left, top, left + wide, top + high)).resize([self.size] * 2, Image.Resampling.BILINEAR)
+        part = self._whole(file).crop((left, top, left + wide, top + high))
+        return part.resize([self.size] * 2, Image.Resampling.BILINEAR)
 
 
-def decoded(path: Path) -> Any:
-    """Picture of a file, in RGB."""
+def opened(path: Path, read: Callable[[Any], Any]) -> Any:
+    """What a function reads of the picture of a file."""
     from PIL import Image, UnidentifiedImageError
 
     try:
-        with Image.open(path) as opened:
-            if opened.mode not in MODES:
-                raise ValueError(f"its mode {opened.mode} has more than 8 bits a channel")
-            return opened.convert("RGB")
+        with Image.open(path) as picture:
+            if picture.mode not in MODES:
+                raise ValueError(f"its mode {picture.mode} has more than 8 bits a channel")
+            return read(picture)
     except FileNotFoundError as error:
         raise DataNotFoundError(f"{path} cannot be read: {error.strerror}.") from None
     except UnidentifiedImageError:

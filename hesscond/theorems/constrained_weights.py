@@ -177,6 +177,7 @@ class KeptVariance(base.Statement):
         "w is independent of y_{l−1}, uncorrelated and of mean zero",
         "the law of y_{l−1} is symmetric, as that of weights before it makes it",
         "biases are zero, the activation is ReLU",
+        "w fixed, no activation (claim: whitened inputs)",
     )
     claims = (
         base.Claim("independent weights", "Var(y_l) = (n/2) Var(w) Var(y_{l−1}), all symmetric", True),

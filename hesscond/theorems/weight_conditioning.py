@@ -94,7 +94,7 @@ class WeightConditioningTheorem1(base.LayerStatement):
         "rows: the eigenvalues of their Gram matrix have the smallest ratio if both have the same norm. Said to hold "
         "for columns and for rows, then columns, too: the same is true of columns, and of both it is false from 2×2 "
         "on, where the rows are not of norm 1 any more once the columns are. True for κ_∞ and rows of equal 1-norm, as "
-        "‖PA‖_∞ = max p_i‖a_i‖₁ and ‖(E₁A)⁻¹‖_∞ ≤ max p_i‖a_i‖₁ · ‖(PA)⁻¹‖_∞."
+        "‖PA‖_∞ = max |p_i|‖a_i‖₁ and ‖(E₁A)⁻¹‖_∞ ≤ max |p_i|‖a_i‖₁ · ‖(PA)⁻¹‖_∞."
     )
     hypotheses = ("A has full rank", "A is square (κ_∞)")
     claims = (
@@ -121,7 +121,7 @@ class WeightConditioningTheorem1(base.LayerStatement):
             outcomes += [self.compare(side, two, other), self.compare(side, matrix)]
         n = matrices.random_size(rng, BOTH)
         A = matrices.random_matrix(rng, n, n)
-        near = 10.0 ** (rng.uniform(0, 1) * rng.uniform(-1, 1, (n, 1)))
+        near = 10.0 ** (rng.uniform(0, 1) * rng.uniform(-1, 1, (n, 1))) * rng.choice([-1, 1], (n, 1))
         return [*outcomes, self.compare("both", A), self.in_max_norm(A, near * self.equal_sums(A))]
 
     def observe(self, layer: base.Observation) -> Sequence[base.Outcome]:

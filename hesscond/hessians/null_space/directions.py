@@ -104,8 +104,8 @@ def network_null_directions(operator: NetworkOperator) -> list[NullDirections]:
     # parameters of which the product with random vectors, and the gradient, is exactly zero
     generator = torch.Generator().manual_seed(0)
     drawn = torch.randn(operator.order, 2, generator=generator, dtype=torch.float64, device="cpu")
-    products = operator.multiply(drawn.to(operator.device, operator.dtype))
-    zero = (products == 0).all(1) & (operator.gradient == 0)
+    zero = (operator.multiply(drawn.to(operator.device, operator.dtype)) == 0).all(1) & (operator.gradient == 0)
+    del drawn
     rows, saturated = given_rows(operator), bool(operator.saturated)
     if saturated:
         # parameters without effect in double precision may have some
