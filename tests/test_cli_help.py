@@ -68,14 +68,10 @@ def test_a_stream_in_another_encoding_gets_utf_8():
 def test_an_option_given_twice_hides_neither_help_nor_completion():
     given = "hesscond sweep tiny.toml --seed 0 --seed 1"
     completion = {"_HESSCOND_COMPLETE": "complete_bash", "COMP_WORDS": f"{given} --ba", "COMP_CWORD": "7"}
-    for words, more, wanted in ((given.split()[1:] + ["--help"], {}, "Usage: "), ([], completion, "--batch-size")):
+    script = "import sys; from hesscond.cli import main; sys.argv[0] = 'hesscond'; main()"
+    for words, more, wanted in (([*given.split()[1:], "--help"], {}, "Usage: "), ([], completion, "--batch-size")):
         done = subprocess.run(
-            [
-                sys.executable,
-                "-c",
-                "import sys; from hesscond.cli import main; sys.argv[0] = 'hesscond'; main()",
-                *words,
-            ],
+            [sys.executable, "-c", script, *words],
             capture_output=True,
             text=True,
             env=os.environ | more,
