@@ -121,8 +121,8 @@ def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     run = open_run("out")
     assert [own["id"] for own in run.config["statements"]] == ["bnp-theorem-4", "wc-theorem-1", "van-der-sluis"]
     table = run.table("statements")
-    # two layers, the first unit, at two iterations of the batch and two of the training set, 4 + 5 + 2 claims
-    assert len(table) == 2 * (2 + 2) * 11
+    # two layers, the first unit, at two iterations of the batch and two of the training set, 4 + 6 + 2 claims
+    assert len(table) == 2 * (2 + 2) * 12
     assert set(table["unit"]) == {3}
     whole = table.query("data == 'train' and claim == 'scaling'")
     assert set(whole["status"]) == {"holds"}
