@@ -133,7 +133,7 @@ def test_attached_to_a_study(call_cli, tmp_path, monkeypatch):
     assert summary.code == 0
     rows = pd.read_csv(io.StringIO(summary.out))
     assert list(rows)[:7] == ["run", "data", "layer", "unit", "statement", "claim", "known"]
-    assert len(rows) == 2 * 2 * 11
+    assert len(rows) == 2 * 2 * 12
     assert rows["checked"].sum() == len(table)
     exported = call_cli("export", "out", "--table", "statements", "--format", "json")
     assert len(json.loads(exported.out)) == len(table)
