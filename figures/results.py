@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pandas as pd
-from scipy.stats import rankdata, ttest_1samp
+from scipy.stats import rankdata, ttest_1samp, ttest_rel
 
 from hesscond.report.replication import NOT_REPLICATED, REPLICATED, UNDECIDED, Seeds, judged, of_seeds, verdict_of
 from hesscond.study.files import Claim, Comparison, FileTable, PanelTable, Published, StudyFile
@@ -513,6 +513,20 @@ def forecast_tasks() -> list[str]:
     return markdown(["", *(f"next {s} iteration{'s' if s > 1 else ''}" for s in AHEAD)], rows)
 
 
+def forecast_paired(s: int = 10) -> list[str]:
+    """The best single step against the other predictors, paired over the tasks, in a sentence."""
+    rhos = {
+        name: [rank_correlations(*forecasts(name, s, file)[:2]).mean() for file in TASKS]
+        for name in ("best_step", "effective_rank", "first_order", "forecast", "stable")
+    }
+    against = [
+        f"{PREDICTORS[name][0]} (p = {ttest_rel(rhos['best_step'], other).pvalue:.3f})"
+        for name, other in rhos.items()
+        if name != "best_step"
+    ]
+    return [f"‖g‖²/(2 λ_max L) for the next {s} iterations, paired over the tasks, against {'; '.join(against)}."]
+
+
 def over_tasks(rhos: Sequence[float]) -> str:
     """Mean of one number a task, with Student's 95 % interval."""
     low, high = ttest_1samp(rhos, 0).confidence_interval()
@@ -907,6 +921,7 @@ table("forecast-cnn", lambda: forecast("forecast-cnn"))
 table("forecast-by-run", forecast_by_run)
 table("forecast-tasks", forecast_tasks)
 table("forecast-by-task", forecast_by_task)
+table("forecast-paired", forecast_paired)
 table("machines", machines)
 table("bnp-figure-3", lambda: claims_with_numbers(built_in("bnp-figure-3")))
 table(
