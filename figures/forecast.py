@@ -13,7 +13,6 @@ import argparse
 import csv
 import math
 import time
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -138,17 +137,16 @@ def measured(setup: Setup, step: Step, rate: float, layers: list[str]) -> dict[s
     return row
 
 
-def best_rate(setup: Setup, method: str) -> float | None:
-    """Rate of the smallest loss after some iterations; None if all end in an error."""
+def best_rate(setup: Setup, method: str) -> float:
+    """Rate of the smallest loss after some iterations."""
     losses = {}
     for rate in setup.rates:
-        with suppress(torch.linalg.LinAlgError):  # of statistics that have diverged
-            for step in steps(setup, method, 0, rate):
-                if step.iteration == TRIAL:
-                    loss = full_loss(setup, step.model)
-                    losses[rate] = loss if math.isfinite(loss) else math.inf
-                    break
-    return min(losses, key=lambda rate: losses[rate], default=None)
+        for step in steps(setup, method, 0, rate):
+            if step.iteration == TRIAL:
+                loss = full_loss(setup, step.model)
+                losses[rate] = loss if math.isfinite(loss) else math.inf
+                break
+    return min(losses, key=lambda rate: losses[rate])
 
 
 def rows_of(setup: Setup, method: str, seed: int, rate: float, layers: list[str]) -> list[dict[str, Any]]:

@@ -48,7 +48,9 @@ class WhiteningState(LayerState):
         C = self.C.to(torch.float64)
         mean = C.diagonal(dim1=1, dim2=2).mean(1).clamp_min(torch.finfo(self.C.dtype).eps)
         eye = torch.eye(C.shape[1], dtype=C.dtype, device=C.device)
-        L = torch.linalg.cholesky(C + (epsilon * mean)[:, None, None] * eye)
+        L, info = torch.linalg.cholesky_ex(C + (epsilon * mean)[:, None, None] * eye)
+        if info.any():
+            return  # the statistics have diverged, which the loss shows
         # any W with W Wᵀ = C̃⁻¹ gives the same step and the same κ: a triangular one is the cheapest
         self.root = torch.linalg.solve_triangular(L, eye.expand_as(L), upper=False).mT.contiguous()
         self.inverse = (self.root @ self.root.mT).to(self.C.dtype)

@@ -149,6 +149,17 @@ def test_a_layer_that_sees_nothing_but_zeros_stays_finite():
     assert all(torch.isfinite(p.grad).all() for p in model.parameters())
 
 
+def test_diverged_statistics_end_in_a_diverged_loss_and_not_in_an_error():
+    model = nn.Linear(3, 2)
+    method = parse("whitening:update_every=1").create(model)
+    for size in (1.0, torch.inf):
+        loss = model(size * torch.ones(4, 3)).square().mean()
+        loss.backward()
+        method.transform_gradients()
+    assert not loss.isfinite()
+    assert not model.weight.grad.isfinite().any()
+
+
 def test_transposed_convolutions_can_be_probed_but_not_trained():
     torch.manual_seed(0)
     model = nn.Sequential(nn.ConvTranspose2d(1, 2, 2)).double()
