@@ -512,8 +512,9 @@ class BNPNormalizationLayers(base.Statement):
         "Group normalization with one group is layer normalization. Behind batch, layer or group normalization the "
         "loss L does not depend on the scale of the weights and biases w of the layer before, so that the Hessian H in "
         "them is divided by t² at tw, and κ is the same. BNP leaves the network as it is: L(tw) ≠ L(w). Batch "
-        "renormalization with the constants s = σ_B/σ, d = (μ_B − μ)/σ has the same values as without them. The output "
-        "f for one sample x depends on its batch behind batch normalization in training, otherwise it does not. True."
+        "renormalization, with the constants s = σ_B/σ and d = (μ_B − μ)/σ, has the values of a normalization by the "
+        "running averages. The output f for one sample x depends on its batch behind batch normalization in training, "
+        "and with the others it does not. True."
     )
     hypotheses = ("ε = 0, t > 0", "the normalization follows the layer (scale)", "s and d are not clipped")
     claims = (
