@@ -86,9 +86,9 @@ class Imported(TyperCommand):
             app.command(self.name, cls=options.Once)(getattr(module, self.function))
         return typer.main.get_command(app)
 
-    def make_context(self, *args: Any, **options: Any) -> Any:
+    def make_context(self, *args: Any, **settings: Any) -> Any:
         """Return the context of the command, which is imported now."""
-        return self.imported().make_context(*args, **options)
+        return self.imported().make_context(*args, **settings)
 
 
 class SectionedGroup(TyperGroup):

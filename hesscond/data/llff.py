@@ -11,7 +11,7 @@ import torch
 
 from hesscond.data import dataset, sources
 from hesscond.data.image_folder import SUFFIXES
-from hesscond.data.pictures import opened
+from hesscond.data.pictures import decoded
 from hesscond.errors import ConfigError, CorruptDataError, DataNotFoundError
 from hesscond.lazy import optional
 
@@ -94,7 +94,7 @@ def read_views(folder: Path, factor: int, number: int) -> tuple[np.ndarray, floa
         raise CorruptDataError(f"{place} has {len(files)} images for {number} cameras: complete it.")
     views = []
     for path in files:
-        image = opened(path, lambda picture: picture.convert("RGB"))
+        image = decoded(path)
         if place != small and factor > 1:
             sides = (max(1, round(side / factor)) for side in image.size)
             image = image.resize((next(sides), next(sides)), Image.Resampling.BOX)

@@ -162,15 +162,11 @@ class Pictures:
         """Width and height of one picture, of which the header is read."""
         return opened(self.folder / file, lambda picture: picture.size)
 
-    def _whole(self, file: str) -> Any:
-        """One picture in RGB."""
-        return opened(self.folder / file, lambda picture: picture.convert("RGB"))
-
     def _centre(self, file: str) -> Any:
         """Centre of one picture, resized with torchvision's arithmetic."""
         from PIL import Image
 
-        image = self._whole(file)
+        image = decoded(self.folder / file)
         short, long = sorted(image.size)
         sides = [self.resize if side == short else int(self.resize * long / short) for side in image.size]
         image = image.resize((sides[0], sides[1]), Image.Resampling.BILINEAR)
@@ -183,12 +179,17 @@ class Pictures:
 
         top, left, high, wide = place
         # pixels outside the part do not count, as in torchvision
-        part = self._whole(file).crop((left, top, left + wide, top + high))
+        part = decoded(self.folder / file).crop((left, top, left + wide, top + high))
         return part.resize([self.size] * 2, Image.Resampling.BILINEAR)
 
 
+def decoded(path: Path) -> Any:
+    """Picture of a file, in RGB."""
+    return opened(path, lambda picture: picture.convert("RGB"))
+
+
 def opened(path: Path, read: Callable[[Any], Any]) -> Any:
-    """What a function reads of the picture of a file."""
+    """Result of a function of the picture of a file, which is not decoded yet."""
     from PIL import Image, UnidentifiedImageError
 
     try:
