@@ -18,7 +18,7 @@ from hesscond.methods import parse
 from tests.catalogue import BLOCKS, CATALOGUE, case
 from tests.catalogue.blocks import AddLowRank, Conv1D, Piped
 from tests.catalogue.cases import split
-from tests.catalogue.parts import CE
+from tests.catalogue.parts import CE, Net
 from tests.catalogue.truths import Truth
 from tests.catalogue.units import GROUP as STORED, Transposed
 
@@ -372,18 +372,6 @@ def test_coordinates_of_a_weight_are_refused_or_left_out():
         _ = hesscond.probe(GPT2, GPT2_LOSS, GPT2_BATCH, ["ln_f"], "layer", Optimal())["ln_f"].kappa
 
 
-class Unused(nn.Module):
-    """Parameters that nothing depends on, and frozen ones."""
-
-    def __init__(self):
-        super().__init__()
-        self.inner, self.spare = nn.Linear(5, 3), nn.LayerNorm(3)
-        self.frozen = nn.Parameter(torch.ones(3), requires_grad=False)
-
-    def forward(self, x):
-        return self.inner(x) * self.frozen
-
-
 @pytest.mark.share(3)
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 @pytest.mark.parametrize(
@@ -431,9 +419,11 @@ def test_names_that_are_none_are_refused_in_one_sentence(arguments, words, level
 def test_parameters_without_a_gradient_are_refused_in_one_sentence(arguments, words):
     torch.manual_seed(0)
     batch = torch.randn(6, 5), torch.randint(0, 3, (6,))
+    frozen = nn.Parameter(torch.ones(3), requires_grad=False)
+    model = Net(lambda m, x: m.inner(x) * m.frozen, inner=nn.Linear(5, 3), spare=nn.LayerNorm(3), frozen=frozen)
     with pytest.raises((ConfigError, CaptureError), match=words):
-        hesscond.probe(Unused(), CE, batch, level="layer", **arguments)
-    result = hesscond.probe(Unused(), CE, batch, "*", "layer")
+        hesscond.probe(model, CE, batch, level="layer", **arguments)
+    result = hesscond.probe(model, CE, batch, "*", "layer")
     assert list(result) == ["inner"]
     assert "does not depend" in result.skipped["spare"]
 
@@ -494,19 +484,6 @@ def test_a_module_says_the_role_where_the_name_does_not(name, block, expected):
 
 
 # units by what a weight does
-
-
-class Does(nn.Module):
-    """Parameters of given shapes, and what a function makes of them and of an input."""
-
-    def __init__(self, shapes, function):
-        super().__init__()
-        for name, shape in shapes.items():
-            self.register_parameter(name, nn.Parameter(torch.randn(shape)))
-        self.function = function
-
-    def forward(self, x):
-        return self.function(x, **dict(self.named_parameters()))
 
 
 def of_heads(x, W, b):
@@ -588,9 +565,14 @@ USES = {
 
 
 def in_the_middle(shapes, function):
-    """What is computed between a dense layer and a smooth loss; the middle alone has a number of outputs."""
+    """What a function makes of parameters of these shapes and of its input, between a dense layer and a smooth loss.
+
+    The middle alone has a number of outputs.
+    """
     torch.manual_seed(1)
-    model = nn.Sequential(nn.Linear(5, 4), Does(shapes, function)).double()
+    first, own = nn.Linear(5, 4), {name: nn.Parameter(torch.randn(shape)) for name, shape in shapes.items()}
+    middle = Net(lambda m, x: function(x, **dict(m.named_parameters())), **own)
+    model = nn.Sequential(first, middle).double()
     return model, lambda output, target: (torch.tanh(output) - target[:, None]).square().mean()
 
 
@@ -683,19 +665,14 @@ def test_columns_are_those_of_streams_and_scaled_losses_in_single_precision_too(
 def test_a_table_that_is_multiplied_as_it_is_has_no_rows_for_units():
     """Looked up, its rows are units; as x E, its columns are outputs."""
 
-    class Soft(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.table, self.head = nn.Embedding(4, 4), nn.Linear(4, 3)
-
-        def forward(self, ids):
-            h = self.table(ids).tanh()
-            return self.head((torch.softmax(h, 1) @ self.table.weight).tanh())
+    def forward(m, ids):
+        return m.head((torch.softmax(m.table(ids).tanh(), 1) @ m.table.weight).tanh())
 
     torch.manual_seed(0)
+    soft = Net(forward, table=nn.Embedding(4, 4), head=nn.Linear(4, 3)).double()
     batch = torch.arange(8) % 4, torch.arange(8) % 3
     with pytest.raises(ConfigError, match=r"'table' is not divided into units.* number outputs in one use"):
-        hesscond.probe(Soft().double(), CE, batch, ["table"])
+        hesscond.probe(soft, CE, batch, ["table"])
 
 
 @pytest.mark.parametrize("part", ["1[0:2]", "1.W[1:3]"])
@@ -720,17 +697,6 @@ def test_a_factor_of_the_rank_of_its_layer_is_no_part_of_a_unit():
     assert found.n_params == 9
 
 
-class Borrowed(nn.Module):
-    """A layer that is not called, whose weight is multiplied with as it is."""
-
-    def __init__(self):
-        super().__init__()
-        self.lent = nn.Linear(4, 4)
-
-    def forward(self, x):
-        return x @ self.lent.weight + self.lent.bias
-
-
 @pytest.mark.parametrize("streamed", [False, True])
 def test_a_layer_with_a_forward_pass_of_its_own_has_the_units_that_this_makes(streamed):
     torch.manual_seed(0)
@@ -750,8 +716,10 @@ def test_a_layer_with_a_forward_pass_of_its_own_has_the_units_that_this_makes(st
 
 
 def test_a_layer_whose_weight_is_used_by_others_has_no_rows_for_units():
+    """It is not called, and its weight multiplied with as it is."""
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(5, 4), Borrowed(), nn.Tanh(), nn.Linear(4, 3)).double()
+    borrowed = Net(lambda m, x: x @ m.lent.weight + m.lent.bias, lent=nn.Linear(4, 4))
+    model = nn.Sequential(nn.Linear(5, 4), borrowed, nn.Tanh(), nn.Linear(4, 3)).double()
     batch = torch.randn(9, 5, dtype=torch.float64), torch.arange(9) % 3
     assert "its rows are no outputs: use level='layer'" in hesscond.probe(model, CE, batch).skipped["1.lent"]
     with pytest.raises(CaptureError, match="its rows are no outputs: use level='layer'"):
@@ -760,16 +728,10 @@ def test_a_layer_whose_weight_is_used_by_others_has_no_rows_for_units():
 
 
 def test_a_parameter_without_part_in_the_loss_is_skipped_unless_it_is_named():
-    class Inner(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.weight, self.used = nn.Parameter(torch.randn(2, 3, 3)), nn.Parameter(torch.randn(4, 3))
-
-        def forward(self, x):
-            return x @ self.used
-
     torch.manual_seed(0)
-    model, batch = nn.ModuleDict({"a": Inner()}), (torch.randn(9, 4), torch.randint(3, (9,)))
+    parts = {"weight": nn.Parameter(torch.randn(2, 3, 3)), "used": nn.Parameter(torch.randn(4, 3))}
+    inner, batch = Net(lambda m, x: x @ m.used, **parts), (torch.randn(9, 4), torch.randint(3, (9,)))
+    model = nn.ModuleDict({"a": inner})
     model.forward = model["a"].forward
     for layers in (None, "*"):
         result = hesscond.probe(model, nn.CrossEntropyLoss(), batch, layers)

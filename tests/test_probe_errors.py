@@ -9,42 +9,22 @@ import hesscond
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from tests.catalogue import case
 from tests.catalogue.dense import mlp
-from tests.catalogue.parts import Applied, OnceOnly
+from tests.catalogue.parts import Applied, Net, OnceOnly
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(6, 5, generator=GENERATOR), torch.tensor([0, 1, 2, 0, 1, 2])
 IMAGES = torch.randn(6, 2, 4, 4, generator=GENERATOR)
 
 
-class Partly(nn.Module):
-    """One layer used, one spare."""
-
-    def __init__(self):
-        super().__init__()
-        self.head, self.spare, self.filter = nn.Linear(5, 3), nn.Linear(5, 3), nn.Conv2d(1, 1, 1)
-
-    def forward(self, x):
-        return self.head(x)
-
-
-class Unreached(nn.Module):
-    """Two layers, none used."""
-
-    def __init__(self):
-        super().__init__()
-        self.a, self.b, self.scale = nn.Linear(5, 3), nn.Conv1d(2, 2, 2), nn.Parameter(torch.ones(3))
-
-    def forward(self, x):
-        return x[:, :3] * self.scale
-
-
-class Log(nn.Module):
-    def forward(self, x):
-        return (x.abs().neg() - 1).log()
+#: One layer used, others spare; two layers, none used.
+PARTLY = Net(lambda m, x: m.head(x), head=nn.Linear(5, 3), spare=nn.Linear(5, 3), filter=nn.Conv2d(1, 1, 1))
+UNREACHED = {"a": nn.Linear(5, 3), "b": nn.Conv1d(2, 2, 2), "scale": nn.Parameter(torch.ones(3))}
+UNREACHED = Net(lambda m, x: x[:, :3] * m.scale, **UNREACHED)
 
 
 def nan_behind_a_layer():
-    return nn.Sequential(nn.Linear(5, 6), Log(), nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+    log = Applied(lambda x: (x.abs().neg() - 1).log())
+    return nn.Sequential(nn.Linear(5, 6), log, nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
 
 
 def nan_in_a_weight():
@@ -116,9 +96,9 @@ def test_data_that_are_none_are_refused_at_every_level(arguments, words, level):
         (MLP, {"loss_fn": lambda o, t: 1.0}, CaptureError, "scalar|differentiab"),
         (MLP, {"loss_fn": lambda o, t: torch.tensor(1.0)}, CaptureError, "differentiab"),
         (MLP, {"loss_fn": accuracy}, CaptureError, "differentiab"),
-        (Partly(), {"layers": ["spare"]}, CaptureError, "'spare'.*not reached"),
-        (Partly(), {"layers": ["head", "filter"]}, CaptureError, "'filter'.*not reached"),
-        (Unreached(), {"layers": ["a"]}, CaptureError, "reach"),
+        (PARTLY, {"layers": ["spare"]}, CaptureError, "'spare'.*not reached"),
+        (PARTLY, {"layers": ["head", "filter"]}, CaptureError, "'filter'.*not reached"),
+        (UNREACHED, {"layers": ["a"]}, CaptureError, "reach"),
         (MLP, {"data": (X.to("meta"), Y.to("meta"))}, HesscondError, "device"),
         (mlp(nn.ReLU()).to("meta"), {}, HesscondError, "device"),
         (MLP, {"memory": 1}, HesscondError, r"memory.*\d"),

@@ -13,6 +13,7 @@ from torch import nn
 import hesscond
 from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods import Adam
+from tests.catalogue.parts import Applied, Net
 from tests.truth import double_backward
 
 
@@ -95,21 +96,11 @@ def test_as_many_products_as_parameters_decide_it():
     assert float(found.top.lower) <= exact.lambda_max <= float(found.top.upper)
 
 
-class Shared(nn.Module):
-    """Product with a matrix that no dense layer holds, used twice, so that κ takes products in its entries."""
-
-    def __init__(self):
-        super().__init__()
-        self.W = nn.Parameter(torch.randn(12, 12) / 3)
-
-    def forward(self, x):
-        """tanh(tanh(x W) W)."""
-        return torch.tanh(torch.tanh(x @ self.W) @ self.W)
-
-
 def test_a_layer_by_products_that_is_too_large_to_be_formed_is_bounded():
+    """A matrix that no dense layer holds, used twice, so that κ takes products in its entries."""
     torch.manual_seed(0)
-    model = nn.Sequential(Shared(), nn.Linear(12, 4)).double()
+    twice = Net(lambda m, x: torch.tanh(torch.tanh(x @ m.W) @ m.W), W=nn.Parameter(torch.randn(12, 12) / 3))
+    model = nn.Sequential(twice, nn.Linear(12, 4)).double()
     loss_fn, batch = nn.CrossEntropyLoss(), (torch.randn(200, 12).double(), torch.randint(0, 4, (200,)))
     options = {"layers": ["0"], "level": "layer"}
     exact = hesscond.probe(model, loss_fn, batch, **options)["0"].kappa
@@ -185,18 +176,11 @@ def test_a_stream_and_some_layers_have_bounds_too():
     assert cut.kappa.lower == pytest.approx(one.kappa.lower, rel=0.2)
 
 
-class Noise(nn.Module):
-    """Adds random numbers, which are others in float64."""
-
-    def forward(self, x):
-        """x + noise."""
-        return x + torch.randn_like(x)
-
-
 def test_noise_is_not_measured_in_another_network():
     # where float64 has other random numbers rounding is estimated
     model, loss_fn, batch = network("plain", 0)
-    model = nn.Sequential(model[0], nn.Tanh(), Noise(), nn.Linear(12, 4))
+    noise = Applied(lambda x: x + torch.randn_like(x))
+    model = nn.Sequential(model[0], nn.Tanh(), noise, nn.Linear(12, 4))
     torch.manual_seed(7)
     found = hesscond.probe(model, loss_fn, batch, level="network", dtype=None, products=60)["network"]
     torch.manual_seed(7)
@@ -219,20 +203,8 @@ def test_what_makes_no_sense_is_refused(options, sentence):
         hesscond.probe(model, loss_fn, batch, **options)
 
 
-class Unreached(nn.Module):
-    """Refuses to run."""
-
-    def __init__(self, inner):
-        super().__init__()
-        self.inner = inner
-
-    def forward(self, x):
-        """Never."""
-        raise AssertionError("it was run")
-
-
 def test_vectors_that_do_not_fit_are_refused_before_the_model_runs():
-    model = Unreached(nn.Linear(1000, 1000))
+    model = Net(lambda m, x: pytest.fail("it was run"), inner=nn.Linear(1000, 1000))
     batch = torch.randn(2, 1000), torch.randn(2, 1000)
     with pytest.raises(CaptureError) as error:
         hesscond.probe(model, nn.MSELoss(), batch, level="network", dtype=None, products=60, memory=3e7)

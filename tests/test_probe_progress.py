@@ -15,6 +15,7 @@ from torch import nn
 
 import hesscond
 from hesscond.errors import CaptureError
+from tests.catalogue.parts import Applied
 
 NET = """
 import torch
@@ -112,11 +113,6 @@ def test_batch_normalization_is_the_reason_where_evaluation_mode_takes_no_second
     assert reasons(model.eval(), loss, batch) == set()
 
 
-class ByHand(nn.Module):
-    def forward(self, x):
-        return nn.functional.batch_norm(x, None, None, training=True)
-
-
 @pytest.mark.parametrize(
     "parts",
     [
@@ -124,7 +120,7 @@ class ByHand(nn.Module):
         (nn.BatchNorm2d(3, track_running_stats=False),),
         (nn.InstanceNorm2d(3),),
         (nn.BatchNorm2d(3), nn.InstanceNorm2d(3)),
-        (nn.BatchNorm2d(3), ByHand()),
+        (nn.BatchNorm2d(3), Applied(lambda x: nn.functional.batch_norm(x, None, None, training=True))),
         (nn.LayerNorm([3, 4, 4]),),
         (nn.GroupNorm(1, 3),),
     ],

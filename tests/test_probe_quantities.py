@@ -11,6 +11,7 @@ from torch.utils.data import DataLoader, TensorDataset
 import hesscond
 from hesscond.errors import ConfigError
 from hesscond.operators import Dense, diagonal, frobenius_norm
+from tests.catalogue.parts import Net
 from tests.truth import double_backward, layer_truth, network_truth, unit_truth
 
 CE = nn.CrossEntropyLoss()
@@ -159,17 +160,9 @@ def test_a_damping_far_below_the_rounding_of_the_matrix_is_resolved_by_the_facto
         assert kappa.value == pytest.approx(top / damping, rel=1e-6)
 
 
-class Shift(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.weight = nn.Parameter(torch.zeros(1, dtype=torch.float64))
-
-    def forward(self, x):
-        return x + self.weight
-
-
 def test_a_hessian_that_is_zero_has_the_condition_of_the_damping():
-    model, batch = made(lambda: nn.Linear(6, 3), Shift, batch=rows(20, 6))
+    shift = Net(lambda m, x: x + m.weight, weight=nn.Parameter(torch.zeros(1)))
+    model, batch = made(lambda: nn.Linear(6, 3), lambda: shift, batch=rows(20, 6))
     own = hesscond.probe(model, CE, batch, ["1"], "layer")["1"]
     assert own.kappa.is_zero
     kappa = own.condition(damping=1e-3)

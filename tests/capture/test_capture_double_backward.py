@@ -10,7 +10,7 @@ from torch.utils.flop_counter import FlopCounterMode
 import hesscond
 from hesscond.capture.backward import Derivatives
 from hesscond.capture.double_backward import SecondDerivatives
-from tests.catalogue.parts import Net
+from tests.catalogue.parts import Applied, Net, by_token
 from tests.truth import block, layer_truth
 
 TOKENS, WIDTH, CLASSES = 5, 6, 7
@@ -25,10 +25,6 @@ def positionwise():
 
     parts = {"gate": nn.Linear(WIDTH, 8), "up": nn.Linear(WIDTH, 8), "down": nn.Linear(8, WIDTH)}
     return Net(forward, norm=nn.LayerNorm(WIDTH), **parts, head=nn.Linear(WIDTH, CLASSES))
-
-
-def by_token(output, target):
-    return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 def by_sample(output, target):
@@ -134,14 +130,12 @@ def scaled(channels):
     return Net(lambda m, x: x * m.scale.view(-1, *[1] * (x.ndim - 2)), scale=scale)
 
 
-class Checkpointed(nn.Module):
+def dropped_again(x):
     """Dropout whose mask is drawn again in each backward pass."""
-
-    def forward(self, x):
-        return checkpoint(lambda h: F.dropout(torch.tanh(h), 0.4), x, use_reentrant=False)
+    return checkpoint(lambda h: F.dropout(torch.tanh(h), 0.4), x, use_reentrant=False)
 
 
-@pytest.mark.parametrize("module", [nn.GroupNorm(2, 4), nn.Tanh(), Checkpointed()])
+@pytest.mark.parametrize("module", [nn.GroupNorm(2, 4), nn.Tanh(), Applied(dropped_again)])
 def test_directions_behind_these_modules_are_taken_together(monkeypatch, module):
     torch.manual_seed(0)
     x = torch.randn(3, 4, 2, dtype=torch.float64, requires_grad=True)

@@ -131,22 +131,12 @@ def test_inference_mode_outside_changes_nothing(level):
     assert [result[name].kappa for name in result] == [expected[name].kappa for name in expected]
 
 
-class Modulus(nn.Module):
-    """|W a| with a complex W: curved, though every node of its graph is a linear one or an absolute value."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(3)
-        self.first = nn.Linear(5, 4)
-        self.register_buffer("mixing", torch.randn(4, 3, dtype=torch.complex128))
-
-    def forward(self, x):
-        return (self.first(x).to(torch.complex128) @ self.mixing).abs()
-
-
 @pytest.mark.parametrize("loss", [LOSS, lambda output, target: output.sum() / 10])
 def test_the_modulus_of_complex_numbers_is_curved(loss):
-    model = Modulus()
+    """|W a| with a complex W: every node of its graph is a linear one or an absolute value."""
+    torch.manual_seed(3)
+    parts = {"first": nn.Linear(5, 4), "mixing": nn.Buffer(torch.randn(4, 3, dtype=torch.complex128))}
+    model = Net(lambda m, x: (m.first(x).to(torch.complex128) @ m.mixing).abs(), **parts)
     found = hesscond.probe(model, loss, (X, Y), level="layer")["first"].hessian()
     torch.testing.assert_close(found, layer_truth(model, loss, (X, Y), "first", derivative=reverse_over_reverse))
 

@@ -13,14 +13,11 @@ from hesscond.capture import capture
 from hesscond.problem.evaluation import WeightWatch, evaluate, tensors_by_module
 from hesscond.problem.precision import Operations
 from hesscond.problem.snapshot import Snapshot
+from tests.catalogue.parts import Net, by_token as loss
 from tests.truth import network_truth
 
 TOKENS = torch.randint(0, 7, (3, 5), generator=torch.Generator().manual_seed(0))
 BATCH = TOKENS, TOKENS.roll(-1, 1)
-
-
-def loss(output, target):
-    return F.cross_entropy(output.flatten(0, 1), target.flatten())
 
 
 class RMSNorm(nn.Module):
@@ -186,19 +183,13 @@ CASTS = {
 CONSTANT = torch.randn(4, 4, generator=torch.Generator().manual_seed(3))
 
 
-class Cast(nn.Module):
-    def __init__(self, cast):
-        super().__init__()
-        self.inner, self.outer, self.cast = nn.Linear(4, 4), nn.Linear(4, 3), cast
-
-    def forward(self, x):
-        return self.outer(torch.tanh(self.cast(self.inner(x))).to(self.outer.weight.dtype))
-
-
 @pytest.mark.parametrize("cast", CASTS)
 def test_every_way_to_write_a_cast(cast):
+    def forward(m, x):
+        return m.outer(torch.tanh(m.cast(m.inner(x))).to(m.outer.weight.dtype))
+
     torch.manual_seed(1)
-    model = Cast(CASTS[cast])
+    model = Net(forward, inner=nn.Linear(4, 4), outer=nn.Linear(4, 3), cast=CASTS[cast])
     x, y = torch.randn(8, 4), torch.arange(8) % 3
     wide = {"of a sum": lambda x: x.cumsum(0), "of a softmax": lambda x: x.log_softmax(1)}
     wide["of a constant"] = lambda x: x / 3

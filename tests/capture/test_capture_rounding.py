@@ -11,6 +11,7 @@ import hesscond
 from hesscond.capture import separators
 from hesscond.models import build
 from hesscond.problem.precision import Perturbed
+from tests.catalogue.parts import Applied, Net, by_token
 from tests.truth import layer_truth, unit_truth
 
 F = nn.functional
@@ -94,15 +95,6 @@ ACTIVATIONS = {
 }
 
 
-class Activation(nn.Module):
-    def __init__(self, f):
-        super().__init__()
-        self.f = f
-
-    def forward(self, z):
-        return self.f(z)
-
-
 #: Of a residual r, in torch, and its second derivative: it falls by decades from sample to sample.
 GRADED = {
     "Charbonnier": (lambda r: (1e-4 + r**2) ** 0.5, lambda r: mp.mpf(1e-4) / (mp.mpf(1e-4) + r**2) ** mp.mpf(1.5)),
@@ -146,7 +138,7 @@ def test_samples_of_large_curvature_hide_no_others(name, scale, least, level):
 def saturated(f, bias):
     """A hidden layer whose units are all far from zero."""
     torch.manual_seed(2)
-    model = nn.Sequential(nn.Linear(2, 2), Activation(f), nn.Linear(2, 1)).double()
+    model = nn.Sequential(nn.Linear(2, 2), Applied(f), nn.Linear(2, 1)).double()
     with torch.no_grad():
         model[0].bias.copy_(torch.tensor([bias, -bias]))
     return model, torch.randn(6, 2, dtype=torch.float64), torch.randn(6, 1, dtype=torch.float64)
@@ -235,20 +227,11 @@ def test_a_softmax_by_hand_has_its_rank():
     assert found.value == pytest.approx(truth.value, rel=1e-9)
 
 
-class Attending(nn.Module):
+def attending(m, x):
     """Causal attention on the inputs themselves, a layer normalization, GELU and a head."""
-
-    def __init__(self, width):
-        super().__init__()
-        self.q, self.k, self.v = (nn.Linear(width, 2) for _ in range(3))
-        self.norm, self.head = nn.LayerNorm(2, eps=0.5), nn.Linear(2, 3)
-
-    def forward(self, x):
-        scores = self.q(x) @ self.k(x).mT
-        hidden = torch.ones_like(scores).triu(1).bool()
-        return self.head(F.gelu(self.norm(scores.masked_fill(hidden, -torch.inf).softmax(-1) @ self.v(x)))).flatten(
-            0, 1
-        )
+    scores = m.q(x) @ m.k(x).mT
+    scores = scores.masked_fill(torch.ones_like(scores).triu(1).bool(), -torch.inf)
+    return m.head(F.gelu(m.norm(scores.softmax(-1) @ m.v(x)))).flatten(0, 1)
 
 
 def exact_loss(model, x, y):
@@ -296,7 +279,8 @@ def exact_hessian(loss, rows, name, unit):
 def test_rounding_in_attention_is_within_its_bound(positions, scale, worthwhile, monkeypatch):
     monkeypatch.setattr(separators, "WORTHWHILE", worthwhile)
     torch.manual_seed(2)
-    model, x = Attending(4).double(), torch.randn(3, positions, 4, dtype=torch.float64)
+    parts = {name: nn.Linear(4, 2) for name in "qkv"} | {"norm": nn.LayerNorm(2, eps=0.5), "head": nn.Linear(2, 3)}
+    model, x = Net(attending, **parts).double(), torch.randn(3, positions, 4, dtype=torch.float64)
     model.q.weight.data.mul_(scale), model.k.weight.data.mul_(scale)
     y = torch.randint(3, (3 * positions,))
     result = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), ["q", "k", "v"], check=False)
@@ -313,10 +297,6 @@ def test_rounding_in_attention_is_within_its_bound(positions, scale, worthwhile,
             assert contains(kappa, sizes[-1] / sizes[-rank])
             assert not kappa.resolved or kappa.rank == rank
             assert kappa.resolved or name == "k"
-
-
-def by_token(outputs, targets):
-    return F.cross_entropy(outputs.flatten(0, 1), targets.flatten())
 
 
 def trained_transformer(width, context, windows):

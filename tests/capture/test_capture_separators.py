@@ -9,8 +9,8 @@ from torch.nn import functional as F
 
 import hesscond
 from hesscond.capture import backward, separators
-from tests.capture.test_capture_double_backward import assert_true, by_sample, by_token
-from tests.catalogue.parts import Net
+from tests.capture.test_capture_double_backward import assert_true, by_sample
+from tests.catalogue.parts import Net, by_token
 
 TOKENS, WIDTH, CLASSES, SAMPLES = 4, 4, 3, 2
 

@@ -14,6 +14,7 @@ from torch import nn
 import hesscond
 from hesscond.errors import CaptureError
 from hesscond.problem.untouched import RandomState, untouched
+from tests.catalogue.wrong_backward import stale_tanh
 from tests.truth import network_truth
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -245,24 +246,11 @@ def test_what_functions_keep_from_call_to_call_is_left(how, level):
     assert model.a.weight.grad is not None
 
 
-class Stale(torch.autograd.Function):
-    """tanh with a wrong second derivative."""
-
-    @staticmethod
-    def forward(ctx, x):
-        ctx.y = x.tanh().detach()
-        return x.tanh()
-
-    @staticmethod
-    def backward(ctx, g):
-        return g * (1 - ctx.y**2)
-
-
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 def test_the_search_for_a_wrong_derivative_leaves_the_random_state(level):
     class Dropping(nn.Sequential):
         def forward(self, x):
-            return self[1](nn.functional.dropout(Stale.apply(self[0](x)), 0.3)) * (1 + random.random())
+            return self[1](nn.functional.dropout(stale_tanh(self[0](x)), 0.3)) * (1 + random.random())
 
     torch.manual_seed(0)
     model, before = Dropping(nn.Linear(5, 4), nn.Linear(4, 3)).double(), RandomState.now([])

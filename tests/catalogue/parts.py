@@ -89,6 +89,11 @@ def next_words(n, length=3):
     return draw.integers(6, n, length), draw.integers(6, n, length)
 
 
+def by_token(output, target):
+    """Cross-entropy of all tokens alike."""
+    return CE(output.flatten(0, 1), target.flatten())
+
+
 class Applied(nn.Module):
     """A function as a module."""
 

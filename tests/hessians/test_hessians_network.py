@@ -2,6 +2,7 @@
 
 import copy
 import functools
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -313,18 +314,9 @@ def test_weight_decay_in_the_loss_is_in_the_hessian_and_has_no_gauss_newton_matr
 
 def test_the_gauss_newton_matrix_of_outputs_in_an_object():
     torch.manual_seed(0)
-    model = mlp(nn.Tanh())
-    found = call(GGNOperator, nn.Sequential(model, Wrapped()), lambda o, t: F.cross_entropy(o.value, t))
+    model, wrapped = mlp(nn.Tanh()), Applied(lambda x: SimpleNamespace(value=x))
+    found = call(GGNOperator, nn.Sequential(model, wrapped), lambda o, t: F.cross_entropy(o.value, t))
     assert torch.equal(found.to_dense(), call(GGNOperator, model, F.cross_entropy).to_dense())
-
-
-class Wrapped(nn.Module):
-    class Output:
-        def __init__(self, value):
-            self.value = value
-
-    def forward(self, x):
-        return self.Output(x)
 
 
 def test_an_infinite_second_derivative_is_refused():
@@ -353,23 +345,18 @@ NORMALIZATIONS = {
 }
 
 
-class Penalized(nn.Module):
-    """A network whose output is the size of its own derivative in its inputs."""
-
-    def __init__(self, normalize):
-        super().__init__()
-        torch.manual_seed(0)
-        self.first, self.last, self.normalize = nn.Linear(5, 4).double(), nn.Linear(4, 2).double(), normalize
-
-    def forward(self, x):
-        x = x.detach().requires_grad_()
-        output = self.last(self.normalize(self.first(x)).tanh())
-        return torch.autograd.grad(output.sum(), x, create_graph=True)[0].square()
+def penalized(m, x):
+    """The size of the derivative of a network's own output in its inputs."""
+    x = x.detach().requires_grad_()
+    output = m.last(m.normalize(m.first(x)).tanh())
+    return torch.autograd.grad(output.sum(), x, create_graph=True)[0].square()
 
 
 @pytest.mark.parametrize("name", NORMALIZATIONS)
 def test_hessians_through_derivatives_of_torchs_normalization_are_refused(name):
-    fused, by_hand = (Penalized(normalize) for normalize in NORMALIZATIONS[name])
+    torch.manual_seed(0)
+    parts = {"first": nn.Linear(5, 4), "last": nn.Linear(4, 2)}
+    fused, by_hand = (Net(penalized, normalize=own, **parts).double() for own in NORMALIZATIONS[name])
     data = torch.randn(6, 5, dtype=torch.float64), torch.zeros(6)
     with pytest.raises(CaptureError, match=f"derivative through {name} normalization"):
         HessianOperator(fused, lambda o, t: o.sum(), data)
@@ -379,13 +366,9 @@ def test_hessians_through_derivatives_of_torchs_normalization_are_refused(name):
 # ----------------------------------------------------------------------------------------- torch's weight normalization
 
 
-class NormalizedRows(nn.Module):
-    def forward(self, z):
-        return torch._weight_norm(z, z.new_ones(len(z), 1), 0)
-
-
 def test_units_in_front_of_it_are_measured_too():
-    model = nn.Sequential(nn.Linear(5, 4), NormalizedRows(), nn.Linear(4, 3)).double()
+    rows = Applied(lambda z: torch._weight_norm(z, z.new_ones(len(z), 1), 0))
+    model = nn.Sequential(nn.Linear(5, 4), rows, nn.Linear(4, 3)).double()
     plain = nn.Sequential(model[0], Applied(lambda z: z / z.norm(dim=1, keepdim=True)), model[2])
     own, truth = (hesscond.probe(m, F.cross_entropy, BATCH, ["0"])["0"] for m in (model, plain))
     is_close(own.hessian(1), truth.hessian(1), 1e-12)

@@ -11,6 +11,7 @@ from torch import nn
 from torch.nn import functional as F
 
 import hesscond
+from tests.catalogue.parts import by_token
 
 STEPS = 6
 
@@ -138,32 +139,16 @@ def frozen(step):
     return loop(step, model, optimizer, recording=False)
 
 
-class Small(nn.Module):
-    """An embedding, a block of a transformer and a head."""
-
-    def __init__(self):
-        super().__init__()
-        self.embedding = nn.Embedding(11, 8)
-        self.block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
-        self.head = nn.Linear(8, 11)
-
-    def forward(self, tokens):
-        return self.head(self.block(self.embedding(tokens)))
-
-
-def next_token(output, target):
-    return F.cross_entropy(output.flatten(0, 1), target.flatten())
-
-
 def transformer(step):
-    model = Small()
+    block = nn.TransformerEncoderLayer(8, 2, 16, dropout=0.1, batch_first=True)
+    model = nn.Sequential(nn.Embedding(11, 8), block, nn.Linear(8, 11))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     generator = torch.Generator().manual_seed(1)
     data = [torch.randint(11, (4, 6), generator=generator) for _ in range(STEPS)]
-    with step(model, optimizer, batch=(data[0][:, :-1], data[0][:, 1:]), loss=next_token) as after:
+    with step(model, optimizer, batch=(data[0][:, :-1], data[0][:, 1:]), loss=by_token) as after:
         for tokens in data:
             optimizer.zero_grad()
-            next_token(model(tokens[:, :-1]), tokens[:, 1:]).backward()
+            by_token(model(tokens[:, :-1]), tokens[:, 1:]).backward()
             optimizer.step()
             after()
     return model, optimizer
