@@ -12,6 +12,7 @@ from hesscond.methods.base import registered
 from hesscond.problem.devices import default_memory, has_float64
 from hesscond.runs import open_run
 from hesscond.study import RunPlan, StudyConfig, load_study, run
+from tests.catalogue.parts import Net
 from tests.pretend_device import PretendTensor, pretend_device
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -80,34 +81,21 @@ def pictures():
     return nn.Sequential(*layers, nn.Linear(64, 5)), (torch.randn(12, 2, 6, 6), torch.randint(0, 5, (12,)))
 
 
-class Splines(nn.Module):
+def spline_layer(inputs, outputs):
     """A KAN's layer, whose parameters are blocks of no known layer."""
-
-    def __init__(self, inputs, outputs):
-        super().__init__()
-        self.spline = nn.Parameter(torch.randn(outputs, inputs, 3) / 2)
-        self.register_buffer("grid", torch.linspace(-1, 1, 3))
-
-    def forward(self, x):
-        return torch.einsum("nik,oik->no", torch.exp(-((x[..., None] - self.grid) ** 2)), self.spline)
+    parts = {"spline": nn.Parameter(torch.randn(outputs, inputs, 3) / 2), "grid": nn.Buffer(torch.linspace(-1, 1, 3))}
+    return Net(lambda m, x: torch.einsum("nik,oik->no", (-((x[..., None] - m.grid) ** 2)).exp(), m.spline), **parts)
 
 
 def splines():
     torch.manual_seed(0)
-    return nn.Sequential(Splines(6, 4), Splines(4, 5)), batch()
-
-
-@pytest.mark.parametrize("level", LEVELS)
-def test_probes_have_the_same_bits(level, device):
-    here = hesscond.probe(network(), nn.CrossEntropyLoss(), batch(), level=level)
-    there = hesscond.probe(moved(network()), nn.CrossEntropyLoss(), moved(batch()), level=level)
-    assert numbers(there) == numbers(here)
+    return nn.Sequential(spline_layer(6, 4), spline_layer(4, 5)), batch()
 
 
 @pytest.mark.share(2)
-@pytest.mark.parametrize("made", [pictures, splines], ids=["convolutions", "blocks"])
-@pytest.mark.parametrize("level", ["unit", "layer"])
-def test_other_layers_have_the_same_bits(made, level, device):
+@pytest.mark.parametrize("made", [lambda: (network(), batch()), pictures, splines], ids=["dense", "images", "blocks"])
+@pytest.mark.parametrize("level", LEVELS)
+def test_probes_have_the_same_bits(made, level, device):
     (model, own), (other, data) = made(), made()
     here = hesscond.probe(model, nn.CrossEntropyLoss(), own, level=level)
     assert numbers(hesscond.probe(moved(other), nn.CrossEntropyLoss(), moved(data), level=level)) == numbers(here)

@@ -22,6 +22,10 @@ WRONG = {row[0]: row[2] for row in STALE if row[0] in ("stale_square", "stale_ta
 WRONG["gradient_reversal"] = function(lambda x: x.view_as(x), lambda g, k: -g)
 
 
+#: x², whose double backward is half of its second derivative.
+half_square = function(lambda x: x * x, lambda g, k, x: g * (x + x.detach()), saved=lambda x, y: (x,))
+
+
 def network(own):
     torch.manual_seed(1)
     return nn.Sequential(nn.Linear(5, 4), Applied(own), nn.Linear(4, 3)).double()
@@ -93,17 +97,11 @@ def test_one_step_decides_where_everything_is_smooth_and_curved(level):
 def test_a_fault_in_one_row_of_a_large_layer_is_found():
     """Its random numbers have eight bits, its entries come in pieces."""
     torch.manual_seed(0)
-    half = function(lambda x: x * x, lambda g, k, x: g * (x + x.detach()), saved=lambda x, y: (x,))
-
-    class Last(nn.Module):
-        def forward(self, x):
-            return torch.cat([x[:, :-1].square(), (half if self.wrong else torch.square)(x[:, -1:])], 1)
-
-    model = nn.Sequential(nn.Linear(700, 60), Last(), nn.Linear(60, 3)).double()
+    last = Net(lambda m, x: torch.cat([x[:, :-1].square(), m.own(x[:, -1:])], 1), own=torch.square)
+    model = nn.Sequential(nn.Linear(700, 60), last, nn.Linear(60, 3)).double()
     batch = torch.randn(30, 700, dtype=torch.float64), BATCH[1]
-    model[1].wrong = False
     assert probe(model, "layer", batch=batch, layers=["0"])["0"].check.central.forward
-    model[1].wrong = True
+    last.own = half_square
     with pytest.raises(CaptureError, match="not those of its gradient"):
         probe(model, "layer", batch=batch, layers=["0"])
 
@@ -205,10 +203,6 @@ def test_the_scale_of_the_features_does_not_matter(size):
 
     assert probe(rescaled(torch.tanh), "layer", batch=batch)["0"].check.central.agrees
     assert probe(rescaled(stale_square), "layer", batch=batch)["0"].route == "differences of the gradient"
-
-
-#: x², whose double backward is half of its second derivative.
-half_square = function(lambda x: x * x, lambda g, k, x: g * (x + x.detach()), saved=lambda x, y: (x,))
 
 
 @pytest.mark.parametrize("constant", [1e3, 1e5])

@@ -1,4 +1,4 @@
-"""What a probe's numbers must not depend on, and what it must leave as it was."""
+"""What a probe's numbers must not depend on."""
 
 import numpy as np
 import pytest
@@ -9,7 +9,6 @@ import hesscond
 from hesscond.hessians import Jacobi
 from tests.catalogue import case
 from tests.catalogue.dense import mlp
-from tests.catalogue.parts import used
 from tests.truth import layer_truth
 
 #: One of each kind: dense, convolution, sequence, shared, coupled, indefinite.
@@ -65,53 +64,6 @@ def test_dropout_is_measured_with_the_mask_of_the_next_forward_pass():
     torch.manual_seed(12)
     other = hesscond.probe(model, loss_fn, batch, level="layer")
     assert (other["4"].hessian() - first["4"].hessian()).norm() > 1e-3 * first["4"].hessian().norm()
-
-
-# ------------------------------------------------------------------------------------------------- no side effects
-
-
-class Everything(nn.Module):
-    """Whatever a probe could disturb: batch normalization and dropout in train mode, and a counter of its own."""
-
-    def __init__(self):
-        super().__init__()
-        self.conv, self.norm = nn.Conv1d(2, 3, 2), used(nn.BatchNorm1d(3))
-        self.a, self.drop, self.b = nn.Linear(12, 4), nn.Dropout(0.3), nn.Linear(4, 3)
-        self.last, self.spare = used(nn.BatchNorm1d(3)), nn.Linear(2, 2)
-        self.register_buffer("calls", torch.zeros(()))
-
-    def forward(self, x):
-        self.calls += 1
-        h = torch.relu(self.norm(self.conv(x))).flatten(1)
-        return self.last(self.b(self.drop(torch.tanh(self.a(h)))))
-
-
-def everything():
-    torch.manual_seed(0)
-    model = Everything()
-    x, y = torch.randn(9, 2, 5), torch.randint(0, 3, (9,))
-    nn.functional.cross_entropy(model(x), y).backward()
-    model.last.eval()
-    model.a.weight.requires_grad_(False)
-    model.b.register_forward_hook(lambda module, args, output: output * 1.5)
-    model.conv.register_forward_pre_hook(lambda module, args: None)
-    return model, x, y
-
-
-def test_training_goes_on_bit_for_bit():
-    def train(probing):
-        model, x, y = everything()
-        optimizer = torch.optim.SGD([p for p in model.parameters() if p.requires_grad], lr=0.1, momentum=0.9)
-        for _ in range(3):
-            optimizer.zero_grad()
-            nn.functional.cross_entropy(model(x), y).backward()
-            if probing:
-                hesscond.probe(model, nn.CrossEntropyLoss(), (x, y))
-                hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), level="layer")
-            optimizer.step()
-        return {name: tensor.tolist() for name, tensor in model.state_dict().items()}
-
-    assert train(probing=True) == train(probing=False)
 
 
 @pytest.mark.share(3)

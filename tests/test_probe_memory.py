@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from torch.nn import functional
 
 import hesscond
 from hesscond.capture import separators
@@ -21,6 +20,7 @@ from hesscond.spectra import density, lanczos
 from hesscond.spectra.forms import MATRICES
 from hesscond.spectra.reductions import rounded_condition
 from hesscond.spectra.solvers.matrix_free import dense_condition
+from tests.catalogue.parts import Net
 from tests.catalogue.truths import Truth
 
 
@@ -100,24 +100,22 @@ def test_a_large_convolution_stays_within_two_gigabytes():
     assert int(kilobytes) * 1024 < 2e9
 
 
-class Kan(nn.Module):
+def kan(inputs, outputs, grid=8):
     """A layer of splines, whose units have many parameters each."""
 
-    def __init__(self, n_in, n_out, grid=8):
-        super().__init__()
-        self.base = nn.Parameter(torch.randn(n_out, n_in) * 0.1)
-        self.spline = nn.Parameter(torch.randn(n_out, n_in, grid) * 0.1)
-        self.register_buffer("grid", torch.linspace(-1, 1, grid))
+    def forward(m, x):
+        basis = torch.exp(-9 * (x[..., None] - m.grid) ** 2)
+        return nn.functional.silu(x) @ m.base.T + torch.einsum("nik,oik->no", basis, m.spline)
 
-    def forward(self, x):
-        basis = torch.exp(-9 * (x[..., None] - self.grid) ** 2)
-        return functional.silu(x) @ self.base.T + torch.einsum("nik,oik->no", basis, self.spline)
+    parts = {"base": (outputs, inputs), "spline": (outputs, inputs, grid)}
+    parts = {name: nn.Parameter(torch.randn(shape) * 0.1) for name, shape in parts.items()}
+    return Net(forward, **parts, grid=nn.Buffer(torch.linspace(-1, 1, grid)))
 
 
 def splines(n_in=5, n_out=4, samples=9):
     torch.manual_seed(0)
     batch = torch.rand(samples, n_in), torch.randint(3, (samples,))
-    return nn.Sequential(Kan(n_in, n_out), Kan(n_out, 3)), nn.CrossEntropyLoss(), batch
+    return nn.Sequential(kan(n_in, n_out), kan(n_out, 3)), nn.CrossEntropyLoss(), batch
 
 
 @functools.cache
@@ -232,12 +230,12 @@ def test_sizes_in_words():
 SPLINES = """
 import resource, torch, hesscond
 resource.setrlimit(resource.RLIMIT_AS, (8 * 10**9, 8 * 10**9))
-from tests.test_probe_memory import splines, Kan
+from tests.test_probe_memory import splines, kan
 from torch import nn
 
 torch.manual_seed(0)
 batch = torch.rand(64, 784), torch.randint(10, (64,))
-model, loss_fn = nn.Sequential(Kan(784, 64), Kan(64, 10)).double(), nn.CrossEntropyLoss()
+model, loss_fn = nn.Sequential(kan(784, 64), kan(64, 10)).double(), nn.CrossEntropyLoss()
 loss = loss_fn(model(batch[0].double()), batch[1])
 parameters = list(model.parameters())
 slopes = torch.autograd.grad(loss, parameters, create_graph=True)

@@ -200,8 +200,6 @@ def test_too_few_products_are_unresolved():
 
 def test_bad_requests():
     model, loss_fn, batch = mlp(4, 3, 2), nn.CrossEntropyLoss(), classes(12, 4, 2)
-    with pytest.raises(ConfigError, match="unknown level 'net'"):
-        hesscond.probe(model, loss_fn, batch, level="net")
     with pytest.raises(ConfigError, match="level 'network'"):
         hesscond.probe(model, loss_fn, batch, ["0"], level="network", units=[1])
     with pytest.raises(ConfigError, match="has no unit 1"):

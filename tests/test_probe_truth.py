@@ -10,6 +10,7 @@ from torch import nn
 import hesscond
 from tests.agreement import every_block_agrees, probed
 from tests.catalogue import CASES, case
+from tests.catalogue.parts import Net
 from tests.truth import (
     block,
     case_truth,
@@ -81,32 +82,28 @@ def test_unresolved_is_rare_on_the_cases(level):
 # --------------------------------------------------------------------------------------------- masks of attention
 
 
-class Masked(nn.Module):
-    """Causal attention whose mask is added to the scores: by hand, or by torch's own function."""
+def masked(fill, fused, size):
+    """Causal attention whose mask is added to the scores, by hand or by torch's own function, and data."""
 
-    def __init__(self, fill, fused, size):
-        super().__init__()
-        self.fill, self.fused, self.size = fill, fused, size
-        self.qkv, self.out = nn.Linear(4, 12), nn.Linear(4, 3)
-
-    def forward(self, x):
-        """Scores (N, 3, T) of (N, T, 4)."""
-        q, k, v = self.qkv(x).chunk(3, 2)
-        q = self.size * q
-        mask = torch.full((3, 3), self.fill, dtype=x.dtype).triu(1)
-        if self.fused:
+    def forward(m, x):
+        q, k, v = m.qkv(x).chunk(3, 2)
+        q = size * q
+        mask = torch.full((3, 3), fill, dtype=x.dtype).triu(1)
+        if fused:
             y = nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=mask)
         else:
             y = (q @ k.mT / 2 + mask).softmax(-1) @ v
-        return self.out(y).transpose(1, 2)
+        return m.out(y).transpose(1, 2)
+
+    torch.manual_seed(0)
+    model = Net(forward, qkv=nn.Linear(4, 12), out=nn.Linear(4, 3)).double()
+    return model, (torch.randn(2, 3, 4, dtype=torch.float64), torch.randint(0, 3, (2, 3)))
 
 
 @pytest.mark.parametrize("fused", [False, True])
 @pytest.mark.parametrize("fill", [-math.inf, -1e9])
 def test_behind_an_added_mask_the_rank_is_known(fused, fill):
-    torch.manual_seed(0)
-    model = Masked(fill, fused, 1.0).double()
-    batch = torch.randn(2, 3, 4, dtype=torch.float64), torch.randint(0, 3, (2, 3))
+    model, batch = masked(fill, fused, 1.0)
     found = hesscond.probe(model, nn.CrossEntropyLoss(), batch, ["qkv"], "layer")["qkv"].kappa
     with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.MATH):
         truth = layer_truth(model, nn.CrossEntropyLoss(), batch, "qkv", derivative=reverse_over_reverse)
@@ -122,7 +119,5 @@ def test_behind_an_added_mask_the_rank_is_known(fused, fill):
 
 @pytest.mark.parametrize("fused", [False, True])
 def test_scores_that_saturate_behind_a_mask_leave_it_open(fused):
-    torch.manual_seed(0)
-    model = Masked(-math.inf, fused, 3000.0).double()
-    batch = torch.randn(2, 3, 4, dtype=torch.float64), torch.randint(0, 3, (2, 3))
+    model, batch = masked(-math.inf, fused, 3000.0)
     assert not hesscond.probe(model, nn.CrossEntropyLoss(), batch, ["qkv"], "layer")["qkv"].kappa.resolved
