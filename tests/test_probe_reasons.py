@@ -30,11 +30,6 @@ def kappas(result):
     return [kappa for layer in result.values() for kappa in layer.conditions]
 
 
-def only(result, name, unit=None):
-    kappa = result[name].kappa
-    return kappa if unit is None else kappa[unit]
-
-
 #: Constructions by what they were made for: what the reason of an unresolved κ must say, at least once.
 MADE_FOR = {
     # features of other samples that tanh, erf, … have rounded to 1
@@ -141,21 +136,21 @@ def test_a_precision_below_float64():
     model, (x, target) = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), drawn()
     x = x * torch.logspace(0, -6, 6)
     low = hesscond.probe(model, CE, (x.float(), target), layers=["0"], dtype=None)
-    kappa = only(low, "0", 0)
+    kappa = low["0"].kappa[0]
     assert not kappa.resolved
     assert "fewer digits than float64 (float32)" in kappa.reason
     assert "dtype=torch.float64" in kappa.advice
-    assert only(hesscond.probe(model, CE, (x.float(), target), layers=["0"]), "0", 0).resolved
+    assert hesscond.probe(model, CE, (x.float(), target), layers=["0"])["0"].kappa[0].resolved
 
 
 def test_a_number_of_products():
     torch.manual_seed(0)
     model, batch = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 3)), drawn()
     order = sum(p.numel() for p in model.parameters())
-    kappa = only(hesscond.probe(model.double(), CE, batch, level="network", products=20), "network")
+    kappa = hesscond.probe(model.double(), CE, batch, level="network", products=20)["network"].kappa
     assert f"20 products bound κ of {order} parameters from below only" in kappa.reason
     assert f"products={order}" in kappa.advice
-    again = only(hesscond.probe(model, CE, batch, level="network", products=order), "network")
+    again = hesscond.probe(model, CE, batch, level="network", products=order)["network"].kappa
     assert "products" not in again.reason
 
 

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 import hesscond
 from hesscond.errors import CaptureError, HesscondError, NotFiniteError
 from tests.catalogue.parts import Net
+from tests.catalogue.wrong_backward import function
 from tests.truth import layer_truth
 
 SAMPLES, ZEROS = 6, 2
@@ -165,42 +166,21 @@ def test_blocks_by_products_go_apart(layers):
         hesscond.probe(model, LOSS, batch, ["scale", "shift"], "layer")
 
 
-class Mixed(torch.autograd.Function):
-    """p q, whose mixed second derivative comes out as NaN."""
-
-    @staticmethod
-    def forward(ctx, p, q):
-        ctx.save_for_backward(p, q)
-        return p * q
-
-    @staticmethod
-    def backward(ctx, grad):
-        p, q = ctx.saved_tensors
-        return grad * Lost.apply(q), grad * Lost.apply(p)
-
-
-class Lost(torch.autograd.Function):
-    """The identity, whose derivative is NaN."""
-
-    @staticmethod
-    def forward(ctx, x):
-        return x.clone()
-
-    @staticmethod
-    def backward(ctx, grad):
-        return grad * math.nan
+#: The identity, whose derivative is NaN; p q, whose mixed second derivative comes out as NaN.
+lost = function(torch.clone, lambda g, k: g * math.nan)
+mixed = function(torch.mul, lambda g, k, p, q: (g * lost(q), g * lost(p)), saved=lambda p, q, y: (p, q))
 
 
 def test_blocks_that_are_right_alone_and_not_together():
     torch.manual_seed(3)
     parts = {"p": nn.Parameter(torch.rand(3)), "q": nn.Parameter(torch.rand(3))}
-    model, (x, _) = Net(lambda m, x: x[:, :3] * Mixed.apply(m.p, m.q), **parts), batch_of()
+    model, (x, _) = Net(lambda m, x: x[:, :3] * mixed(m.p, m.q), **parts), batch_of()
     y = torch.randn(SAMPLES, 3)
     result = hesscond.probe(model, LOSS, (x, y), ["p", "q"], "layer")
     for name, other in (("p", model.q), ("q", model.p)):
         truth = 2 * (x[:, :3].double().square().mean(0) / 3 * other.detach().double() ** 2).diag()
         assert (result[name].hessian() - truth).norm() <= 1e-12 * truth.norm()
-    with pytest.raises(NotFiniteError, match="derivative of Mixed"):
+    with pytest.raises(NotFiniteError, match="derivative of Own"):
         hesscond.probe(model, LOSS, (x, y), ["p", "q"], "network")
 
 

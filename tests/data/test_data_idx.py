@@ -34,9 +34,3 @@ def test_truncated_files(small_idx, tmp_path, file):
     path.write_bytes(path.read_bytes()[:-1])
     with pytest.raises(CorruptDataError, match=rf"{path} .* instead of {small.source.md5[file]}\): delete it"):
         load("mnist", tmp_path)
-
-
-def test_another_data_set_in_mnists_folder_is_corrupt(small_idx, tmp_path):
-    small_idx["fashion-mnist"].write_gz(tmp_path / small_idx["mnist"].source.folder)
-    with pytest.raises(CorruptDataError):
-        load("mnist", tmp_path)

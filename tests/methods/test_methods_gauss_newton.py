@@ -11,6 +11,7 @@ from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import parse
 from tests.catalogue.parts import Net
 from tests.methods.contract import MethodContract
+from tests.methods.test_methods_factored import inverse_root
 
 
 @pytest.mark.slow
@@ -98,11 +99,6 @@ def P_of(method, model, name):
     layer = model.get_submodule(name)
     units, order = len(layer.weight), layer.weight[0].numel() + (layer.bias is not None)
     return UnitCoordinates(method.coordinates(name), range(units), order).to_dense().numpy()
-
-
-def inverse_root(A):
-    values, Q = np.linalg.eigh(A)
-    return (Q / np.sqrt(values)) @ Q.T
 
 
 @pytest.mark.parametrize("loss", LOSSES)
@@ -206,13 +202,9 @@ def test_what_has_no_such_rows(model, loss, words):
         method.observe(loss(model(torch.randn(4, 3))))
 
 
-def test_a_loss_that_was_not_shown_is_missed():
+def test_of_two_passes_that_one_loss_is_made_of_only_the_latest_is_seen():
     model = nn.Linear(3, 2)
     method = parse("gauss-newton").create(model)
-    model(torch.ones(4, 3)).square().mean().backward()
-    with pytest.raises(ConfigError, match=r"call method\.observe\(loss\) before"):
-        method.transform_gradients()
-    # of two passes that one loss is made of, only the latest is seen
     first, second = model(torch.ones(4, 3)), model(2 * torch.ones(4, 3))
     loss = (first + second).square().mean()
     method.observe(loss)

@@ -6,6 +6,7 @@ import torch
 
 from hesscond.errors import MatrixError
 from hesscond.operators import Congruence, Dense, Diagonal, Gram, Matrix, Shifted, Span, Sum
+from tests.operators.test_operators_contract import Known
 
 ONE = torch.tensor([[2.0, 1.0], [1.0, -3.0]], dtype=torch.float64)
 TWO = torch.tensor([[0.5, 4.0], [4.0, 1.0]], dtype=torch.float64)
@@ -112,20 +113,9 @@ def test_definiteness_is_only_claimed_where_it_is_known():
         assert not A.psd
 
 
-class Known(Diagonal):
-    """A diagonal matrix of order 3 that knows its null space."""
-
-    def __init__(self):
-        super().__init__(torch.tensor([0.0, 1.0, 1.0], dtype=torch.float64))
-        self.space = Span(torch.eye(3, dtype=torch.float64)[:, :1])
-
-    @property
-    def null_space(self):
-        return self.space
-
-
 def test_null_spaces_that_are_known_stay_known():
-    A, other = Known(), Known()
+    eye = torch.eye(3, dtype=torch.float64)
+    A, other = (Known(eye - eye[:, :1] * eye[0], Span(eye[:, :1])) for _ in range(2))
     space = A.space
     assert (2 * A).null_space is space
     assert (A - 3 * A).null_space is space

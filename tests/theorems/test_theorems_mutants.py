@@ -272,14 +272,10 @@ def test_what_the_slow_cases_replace_is_there(monkeypatch):
         broken(monkeypatch, statement, name, change)
 
 
-@pytest.mark.share(3)
-@pytest.mark.parametrize(("statement", "name", "change", "claims", "trials"), QUICK)
+CASES = [pytest.param(*own, marks=pytest.mark.share(3)) for own in QUICK]
+CASES += [pytest.param(*own, marks=[pytest.mark.slow, pytest.mark.share(2)]) for own in SLOW]
+
+
+@pytest.mark.parametrize(("statement", "name", "change", "claims", "trials"), CASES)
 def test_it_is_violated(monkeypatch, statement, name, change, claims, trials):
-    check_broken(broken(monkeypatch, statement, name, change), claims, trials=trials)
-
-
-@pytest.mark.slow
-@pytest.mark.share(2)
-@pytest.mark.parametrize(("statement", "name", "change", "claims", "trials"), SLOW)
-def test_it_is_violated_in_longer_trials(monkeypatch, statement, name, change, claims, trials):
     check_broken(broken(monkeypatch, statement, name, change), claims, trials=trials)
