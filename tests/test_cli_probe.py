@@ -17,9 +17,7 @@ from hesscond.commands.printing import sign_of_life
 from hesscond.commands.target import load_target
 from hesscond.errors import ConfigError
 from tests.cli_targets import NET
-
-COLUMNS = ["layer", "unit", "n_params", "rank", "nullity", "negative", "lambda_max", "lambda_min"]
-COLUMNS += ["kappa", "kappa_lower", "kappa_upper", "resolved", "solver", "reason", "advice"]
+from tests.test_probe_levels import COLUMNS
 
 
 @pytest.fixture

@@ -249,25 +249,20 @@ def test_a_watch_and_an_iteration_wait_a_stated_number_of_times(device):
 
 
 def test_layers_on_two_devices(device):
-    class Split(nn.Module):
-        def __init__(self):
-            super().__init__()
-            own = network()
-            self.a, self.b = own[0].to("pretend:0"), own[2].to("pretend:1")
-
-        def forward(self, x):
-            return self.b(torch.tanh(self.a(x)).to("pretend:1"))
+    def forward(m, x):
+        return m.b(torch.tanh(m.a(x)).to("pretend:1"))
 
     x, y = batch()
+    split = Net(forward, a=network()[0].to("pretend:0"), b=network()[2].to("pretend:1"))
     given = x.to("pretend:0"), y.to("pretend:1")
     for level in ("unit", "layer"):
         here = hesscond.probe(network(), nn.CrossEntropyLoss(), batch(), level=level)
-        there = hesscond.probe(Split(), nn.CrossEntropyLoss(), given, level=level)
+        there = hesscond.probe(split, nn.CrossEntropyLoss(), given, level=level)
         for own, other in zip(here.values(), there.values(), strict=True):
             assert [k.rank for k in other.conditions] == [k.rank for k in own.conditions]
             assert [k.value for k in other.conditions] == pytest.approx([k.value for k in own.conditions], rel=1e-10)
     with pytest.raises((CaptureError, ConfigError, MatrixError), match="on several devices"):
-        hesscond.probe(Split(), nn.CrossEntropyLoss(), given, level="network")
+        hesscond.probe(split, nn.CrossEntropyLoss(), given, level="network")
 
 
 # ------------------------------------------------------------------------------------------------- what a device lacks

@@ -207,18 +207,9 @@ def test_a_parameter_in_the_closure_of_a_loss_is_replaced():
     torch.testing.assert_close(result.hessian(), truth.at(truth.units("0", ("0.bias", "0.weight")).flatten()))
 
 
-class Scaled(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.log_t, self.W = random(), random(3, 3)
-
-    def forward(self, output, target):
-        return CE((output @ self.W.T).tanh() * self.log_t.exp(), target)
-
-
 def outside(kind):
     """A model, its loss, the names of parameters that no module of the model has, and these."""
-    loss = Scaled()
+    loss = Net(lambda m, o, t: CE((o @ m.W.T).tanh() * m.log_t.exp(), t), log_t=random(), W=random(3, 3))
     if kind == "loss":
         return nn.Sequential(nn.Linear(4, 3)), loss, {"loss[log_t]": loss.log_t, "loss[W]": loss.W}
     if kind == "closure":

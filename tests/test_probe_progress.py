@@ -179,33 +179,16 @@ def test_the_estimate_of_the_command(call_cli, monkeypatch, tmp_path):
     )
 
 
-def interrupted(folder, after, arguments=()):
-    (folder / "net.py").write_text(NET)
-    command = [sys.executable, "-m", "hesscond", "probe", "net.py:long", *arguments]
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        env=os.environ | {"COLUMNS": "80"},
-    )
-    return process, read_to(process, after)
-
-
-def read_to(process, words):
-    """What stderr says up to the line with these words."""
-    read = ""
-    while words not in read:
-        line = process.stderr.readline()
-        assert line, f"ended without {words!r}: {read}"
-        read += line
-    return read
-
-
 @pytest.mark.slow
 def test_ctrl_c_prints_the_layers_that_are_complete(tmp_path):
-    process, err = interrupted(tmp_path, "second derivatives")
+    (tmp_path / "net.py").write_text(NET)
+    command, env = [sys.executable, "-m", "hesscond", "probe", "net.py:long"], os.environ | {"COLUMNS": "80"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    process, err = subprocess.Popen(command, cwd=tmp_path, env=env, **pipes), ""
+    while "second derivatives" not in err:
+        line = process.stderr.readline()
+        assert line, f"ended after {err}"
+        err += line
     # where the machine is busy, a line that says how long it has taken comes first
     assert "\nEstimated time of second derivatives: " in f"\n{err}"
     time.sleep(1)

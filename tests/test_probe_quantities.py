@@ -35,9 +35,9 @@ def tanh():
     return made(lambda: nn.Linear(6, 7), nn.Tanh, lambda: nn.Linear(7, 3), batch=rows(40, 6))
 
 
-def wide():
+def wide(bend=nn.ReLU):
     """Layers of more parameters than rank-one terms: their dual is decomposed."""
-    return made(lambda: nn.Linear(30, 40), nn.ReLU, lambda: nn.Linear(40, 3), batch=rows(9, 30))
+    return made(lambda: nn.Linear(30, 40), bend, lambda: nn.Linear(40, 3), batch=rows(9, 30))
 
 
 def convolution():
@@ -54,10 +54,6 @@ def tokens():
     )
 
 
-def wide_tanh():
-    return made(lambda: nn.Linear(30, 40), nn.Tanh, lambda: nn.Linear(40, 3), batch=rows(9, 30))
-
-
 #: Model and batch, layer, level.
 CASES = {
     "factor with signs": (tanh, "0", "layer"),
@@ -65,7 +61,7 @@ CASES = {
     "units with signs": (tanh, "0", "unit"),
     "units": (tanh, "2", "unit"),
     "dual": (wide, "0", "layer"),
-    "dual with signs": (wide_tanh, "0", "layer"),
+    "dual with signs": (lambda: wide(nn.Tanh), "0", "layer"),
     "positions": (convolution, "0", "layer"),
     "embedding": (tokens, "0", "layer"),
     "normalization": (tokens, "1", "layer"),

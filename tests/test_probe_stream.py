@@ -109,13 +109,13 @@ def test_data_loader(level, shuffle):
 
 
 class Named(Dataset):
-    """Samples with a dict of inputs and a dict of targets."""
+    """The samples of a batch of any structure."""
 
-    def __init__(self, batch):
-        self.batch = batch
+    def __init__(self, batch, size):
+        self.batch, self.size = batch, size
 
     def __len__(self):
-        return 7
+        return self.size
 
     def __getitem__(self, index):
         return rows(self.batch, index)
@@ -124,7 +124,7 @@ class Named(Dataset):
 @pytest.mark.parametrize("name", ["two-inputs", "positional-inputs", "dict-output", "tuple-output"])
 def test_data_loader_with_structured_samples(name):
     model, loss_fn, batch = case(name).make()
-    loader = DataLoader(Named(batch), batch_size=3)
+    loader = DataLoader(Named(batch, 7), batch_size=3)
     if name in ("positional-inputs", "tuple-output"):
         # the default collation makes lists of tuples
         loader = [tuple(tuple(part) if isinstance(part, list) else part for part in pair) for pair in loader]

@@ -9,12 +9,13 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 import hesscond
 from hesscond import GGNOperator, HessianOperator
 from hesscond.errors import ConfigError
 from hesscond.problem.weighting import Rule, Weights
+from tests.test_probe_stream import Named
 from tests.truth import double_backward
 
 WORDS = 6
@@ -379,21 +380,10 @@ def test_dropout_does_not_hide_what_the_model_averages():
     assert network.training is False
 
 
-class Sentences(Dataset):
-    def __init__(self, batch):
-        self.batch = batch
-
-    def __len__(self):
-        return len(self.batch["labels"])
-
-    def __getitem__(self, index):
-        return {name: tensor[index] for name, tensor in self.batch.items()}
-
-
 @pytest.mark.parametrize("level", ["unit", "layer"])
 def test_a_loader_of_mappings_is_one_batch_of_them(level):
     network, (_, batch, _) = model(), encoded(-100)
-    loader = DataLoader(Sentences(batch), batch_size=2)
+    loader = DataLoader(Named(batch, len(batch["labels"])), batch_size=2)
     one = hesscond.probe(network, inner, batch, level=level)
     parts = hesscond.probe(network, inner, loader, level=level)
     truth = hessian(network, lambda batch: network(**batch).loss, lambda batch: 1, [batch])

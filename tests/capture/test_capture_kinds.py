@@ -11,6 +11,7 @@ import hesscond
 from hesscond.capture.kinds import KINDS, Geometry, LayerKind, has_bias
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from tests.catalogue.parts import Net
+from tests.catalogue.truths import Truth
 from tests.truth import layer_truth, network_truth, reverse_over_reverse
 
 GENERATOR = torch.Generator().manual_seed(0)
@@ -219,31 +220,18 @@ def scaled():
     del KINDS[Scaled]
 
 
-def unit_truth(model, name, unit):
-    """∇² in [b_i, w_i] of a unit of a `Scaled` layer, by `torch.func.hessian`."""
-    model = copy.deepcopy(model).double()
-    parameters = {key: p.detach() for key, p in model.named_parameters()}
-
-    def at(w):
-        bias, weight = parameters[f"{name}.bias"].clone(), parameters[f"{name}.weight"].clone()
-        bias[unit], weight[:, unit] = w[0], w[1:]
-        moved = parameters | {f"{name}.bias": bias, f"{name}.weight": weight}
-        return LOSS(torch.func.functional_call(model, moved, X.double()), Y)
-
-    own = torch.cat([parameters[f"{name}.bias"][unit, None], parameters[f"{name}.weight"][:, unit]])
-    return torch.func.hessian(at)(own)
-
-
 @pytest.mark.usefixtures("scaled")
 @pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
 def test_one_class_adds_a_kind_of_layer(activation):
     model = nn.Sequential(Scaled(5, 4), activation, Scaled(4, 4), activation, Scaled(4, 3))
-    result = hesscond.probe(model, LOSS, (X, Y))
+    result, truth = hesscond.probe(model, LOSS, (X, Y)), Truth(copy.deepcopy(model).double(), LOSS, (X.double(), Y))
     assert list(result) == ["0", "2", "4"]
     for name, own in result.items():
         assert own.check.difference < own.check.bound
+        # a row of [b, W] for each input, and a column for each unit
+        columns = torch.cat([truth.index[f"{name}.bias"][None], truth.index[f"{name}.weight"]])
         for unit in own.units:
-            torch.testing.assert_close(own.hessian(unit=unit), unit_truth(model, name, unit))
+            torch.testing.assert_close(own.hessian(unit=unit), truth.at(columns[:, unit]))
     streamed = hesscond.probe(model, LOSS, [(X[:5], Y[:5]), (X[5:], Y[5:])])
     assert [own.kind for own in streamed.values()] == ["Scaled"] * 3
     assert float(streamed["0"].kappa[1]) == pytest.approx(float(result["0"].kappa[1]), rel=1e-9)

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from torch.nn.utils.rnn import pack_sequence
 
 from tests.catalogue.cases import add
-from tests.catalogue.parts import CE
+from tests.catalogue.parts import CE, Net
 
 BATCHES = "Batches as loaders yield them"
 Pair = collections.namedtuple("Pair", "x scale")
@@ -179,17 +179,10 @@ def stream_of_graphs(loss):
 
 
 def packed():
-    class Recurrent(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.r, self.o = nn.GRU(3, 4), nn.Linear(4, 2)
-
-        def forward(self, packed):
-            return self.o(torch.tanh(self.r(packed)[1][-1]))
-
     sequences, y = [torch.randn(n, 3) for n in (2, 5, 3)], torch.tensor([0, 1, 1])
+    model = Net(lambda m, packed: m.o(torch.tanh(m.r(packed)[1][-1])), r=nn.GRU(3, 4), o=nn.Linear(4, 2))
     truth = lambda m: CE(m(pack_sequence([s.double() for s in sequences], False)), y)  # noqa: E731
-    return Recurrent(), CE, (pack_sequence(sequences, enforce_sorted=False), y), truth
+    return model, CE, (pack_sequence(sequences, enforce_sorted=False), y), truth
 
 
 def sets(forward, loss, *sizes):

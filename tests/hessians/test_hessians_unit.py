@@ -10,6 +10,7 @@ from hesscond.hessians import build
 from hesscond.hessians.build import unit_conditions, unit_hessians
 from hesscond.hessians.formed import UnitMatrices
 from hesscond.problem import MEMORY
+from tests.catalogue.parts import Net
 from tests.truth import layer_truth, unit_truth
 
 
@@ -43,24 +44,20 @@ def test_terms_behind_a_mean_over_all_positions_are_merged(pooling, size, rows):
     assert all(kappa.rank_decision == "structural" for kappa in conditions[:4])
 
 
-class Attending(nn.Module):
-    """A dense layer between ``features``, of 8 numbers, and an attention, whose curvature couples positions."""
-
-    def __init__(self, features):
-        super().__init__()
-        self.features, self.fc1 = features, nn.Linear(8, 6)
-        self.fc2, self.head = nn.Linear(6, 5), nn.Linear(5, 4)
-
-    def forward(self, x):
-        h = nn.functional.gelu(self.fc1(self.features(x)))
-        scores = self.fc2(h) @ self.fc2(h).transpose(1, 2)
-        return self.head(torch.tanh(self.fc2(torch.softmax(scores, -1) @ h)).mean(1))
-
-
 def attending(features, positions):
-    """A network, its loss, and inputs that differ little along most directions."""
+    """A dense layer between features, of 8 numbers, and an attention, whose curvature couples positions.
+
+    With its loss, and inputs that differ little along most directions.
+    """
+
+    def forward(m, x):
+        h = nn.functional.gelu(m.fc1(m.features(x)))
+        scores = m.fc2(h) @ m.fc2(h).transpose(1, 2)
+        return m.head(torch.tanh(m.fc2(torch.softmax(scores, -1) @ h)).mean(1))
+
     torch.manual_seed(1)
-    model = Attending(features).double()
+    parts = {"fc1": nn.Linear(8, 6), "fc2": nn.Linear(6, 5), "head": nn.Linear(5, 4)}
+    model = Net(forward, features=features, **parts).double()
     if isinstance(features, nn.LayerNorm):
         nn.init.uniform_(features.weight, 0.5, 2.0)
         nn.init.normal_(features.bias)

@@ -3,9 +3,11 @@
 import shutil
 
 import pandas as pd
+import pytest
 import torch
 
 from hesscond.runs import TABLES, Checkpoints, RunLog, open_run
+from hesscond.study import run
 
 CONFIG = {
     "name": "made-up",
@@ -41,6 +43,17 @@ def written_run(folder, *, iterations=20, killed=False):
         shutil.copytree(log.folder, folder)
     log.close("finished")
     return folder
+
+
+def broken_off(plan, data, at, how=KeyboardInterrupt, resume=False):
+    """Run until iteration ``at`` is over."""
+
+    def watch(progress):
+        if progress.iteration == at:
+            raise how
+
+    with pytest.raises(how):
+        run(plan, data, watch, resume=resume)
 
 
 def latest(folder):

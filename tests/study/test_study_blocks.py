@@ -17,6 +17,8 @@ from hesscond.report.selection import select
 from hesscond.study import RunPlan, StudyConfig, load_data, open_run, run
 from hesscond.study.runner import build_model
 from hesscond.study.structure import check_structure, probed_layers
+from tests.catalogue.parts import by_token
+from tests.runs.run_logs import broken_off
 from tests.truth import double_backward
 
 pytestmark = pytest.mark.slow
@@ -49,13 +51,6 @@ def text():
     return load_data(plan_for(None).study.data)
 
 
-def block_hessian(model, batch, parameters):
-    """(n, n) Hessian in these parameters, one after another."""
-    output = model.double()(batch[0])
-    loss = torch.nn.functional.cross_entropy(output.flatten(0, -2), batch[1].flatten())
-    return double_backward(loss, [model.get_parameter(name) for name in parameters])
-
-
 @pytest.fixture(scope="module")
 def logged(tmp_path_factory, text):
     plan = plan_for(tmp_path_factory.mktemp("blocks") / "run", "adam")
@@ -71,8 +66,9 @@ def test_rows_equal_the_hessian_by_double_backward(logged, text):
     batch = text.train_inputs[samples], text.train_targets[samples]
     seen = set()
     for layer, rows in probe.groupby("layer", sort=False):
-        block = Catalogue(build_model(plan, text)).block(layer)
-        H = block_hessian(build_model(plan, text), batch, block.parameters)
+        model, block = build_model(plan, text).double(), Catalogue(build_model(plan, text)).block(layer)
+        parameters = [model.get_parameter(name) for name in block.parameters]
+        H = double_backward(by_token(model(batch[0]), batch[1]), parameters)
         index, start = {}, 0
         for piece in block.pieces:
             count = piece.shape[1] * piece.width
@@ -132,16 +128,7 @@ def test_methods_of_weights_measure_other_blocks_in_plain_coordinates(tmp_path):
 @pytest.mark.slow
 def test_a_resumed_run_has_the_same_rows_once(logged, text, tmp_path):
     plan = plan_for(tmp_path / "run", "adam")
-
-    class Stop(Exception):
-        pass
-
-    def stop(progress):
-        if progress.iteration == 2:
-            raise Stop
-
-    with pytest.raises(Stop):
-        run(plan, text, stop)
+    broken_off(plan, text, 2, how=ZeroDivisionError)
     run(plan, text, resume=True)
     with closing(sqlite3.connect(plan.folder / "run.sqlite")) as one:
         found = sorted(map(repr, one.execute("SELECT * FROM probe")))

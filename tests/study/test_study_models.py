@@ -1,5 +1,7 @@
 """Every network of the registry, trained and probed by a study file."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import tomli_w
@@ -14,7 +16,7 @@ from hesscond.study import RunPlan, load_data, load_study, open_run, run
 from hesscond.study.runner import LOSSES, build_model
 from tests import scenes
 from tests.models.reduced import REDUCED
-from tests.runs.run_logs import latest
+from tests.runs.run_logs import broken_off, latest, same_runs
 
 DATA = {
     "image": {"name": "digits", "train_samples": 30, "test_samples": 20, "standardize": True},
@@ -49,11 +51,11 @@ def written(folder, name, probe=None, **sections):
     return path
 
 
-def trained(path, folder, method="vanilla", resume=False, watch=None):
+def trained(path, folder, method="vanilla", resume=False):
     study = load_study(path)
     data = load_data(study.data)
     plan = RunPlan(study, method, 0, 0.01, folder, torch.device("cpu"))
-    run(plan, data, watch, resume=resume)
+    run(plan, data, resume=resume)
     return plan, data
 
 
@@ -143,19 +145,10 @@ LIVELY = {
 
 def test_resumed_with_augmentation_schedule_and_dropout_it_is_the_same(tmp_path):
     path = written(tmp_path / "study", "vit-s16", **LIVELY)
-    trained(path, tmp_path / "whole")
-
-    def stop(progress):
-        if progress.iteration == 7:
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        trained(path, tmp_path / "broken", watch=stop)
+    plan, data = trained(path, tmp_path / "whole")
+    broken_off(replace(plan, folder=tmp_path / "broken"), data, 7)
     trained(path, tmp_path / "broken", resume=True)
-    one, other = latest(tmp_path / "whole")["model"], latest(tmp_path / "broken")["model"]
-    assert all(torch.equal(one[key], other[key]) for key in one)
-    logs = [open_run(tmp_path / name).table("training")["loss"].tolist() for name in ("whole", "broken")]
-    assert logs[0] == logs[1]
+    same_runs(tmp_path / "whole", tmp_path / "broken")
 
 
 def test_a_batch_is_probed_with_the_dropout_it_is_trained_with(tmp_path):

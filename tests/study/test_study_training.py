@@ -27,7 +27,7 @@ from hesscond.study import (
     runner as runner_module,
 )
 from hesscond.study.runner import Training, build_model
-from tests.runs.run_logs import same_logs
+from tests.runs.run_logs import broken_off, same_logs
 from tests.truth import unit_truth
 
 PER_EPOCH = 1437 // 60
@@ -442,13 +442,8 @@ def test_rows_made_together_are_those_made_alone_digit_for_digit(tmp_path, digit
 
 
 def test_what_waits_is_logged_when_a_run_is_broken_off(tmp_path, digits):
-    def stop(progress):
-        if progress.iteration == 17:
-            raise KeyboardInterrupt
-
     plan = plan_for(tmp_path / "run")
-    with pytest.raises(KeyboardInterrupt):
-        run(plan, digits, stop)
+    broken_off(plan, digits, 17)
     stored = open_run(plan.folder)
     assert stored.status == "interrupted"
     assert stored.table("probe").query("data == 'batch'")["iteration"].tolist() == list(range(17))
@@ -524,13 +519,8 @@ def test_numbers_out_of_range_before_the_loss_is_are_a_divergence(tmp_path, digi
 
 
 def test_an_unexpected_error_closes_the_log_as_failed(tmp_path, digits):
-    def fail(progress):
-        if progress.iteration == 3:
-            raise ZeroDivisionError("for the test")
-
     plan = plan_for(tmp_path / "run", iterations=10)
-    with pytest.raises(ZeroDivisionError):
-        run(plan, digits, fail)
+    broken_off(plan, digits, 3, how=ZeroDivisionError)
     stored = open_run(plan.folder)
     assert stored.status == "failed"
     assert "ZeroDivisionError" in stored.facts["message"]
