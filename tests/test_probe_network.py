@@ -19,6 +19,7 @@ from hesscond.probing.results import NETWORK
 from hesscond.spectra.forms import SolverLimits
 from tests.catalogue import CASES, case
 from tests.catalogue.cases import split
+from tests.catalogue.parts import drawn
 from tests.hessians.test_hessians_network import network_truth
 from tests.methods.stepping import dense_hessian, kappa
 
@@ -37,11 +38,6 @@ def mlp(*widths, seed=0):
     torch.manual_seed(seed)
     layers = [part for a, b in pairwise(widths) for part in (nn.Linear(a, b), nn.ReLU())]
     return nn.Sequential(*layers[:-1])
-
-
-def classes(samples, features, count, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(samples, features, generator=generator), torch.randint(0, count, (samples,), generator=generator)
 
 
 @pytest.mark.share(2)
@@ -101,7 +97,7 @@ def steps_along_unit_gradients(method, parameters):
 @pytest.mark.parametrize("spec", ["bnp", "whitening", "kfac", "gauss-newton"])
 def test_what_is_frozen_has_no_part_in_a_network_in_coordinates_either(spec, frozen):
     """As in the plain Hessian, which is of the trained parameters; M from the method's own steps."""
-    model, (x, y) = mlp(4, 4, 3).double(), classes(40, 4, 3)
+    model, (x, y) = mlp(4, 4, 3).double(), drawn(40, 4)
     x = x.double()
     for name in frozen.split():
         model.get_parameter(name).requires_grad_(False)
@@ -127,7 +123,7 @@ def test_what_is_frozen_has_no_part_in_a_network_in_coordinates_either(spec, fro
 
 def test_a_layer_without_a_trained_weight_takes_plain_steps():
     """In its bias: a method that learns from inputs has none of this layer, and its P would be that of nothing."""
-    model, (x, y) = mlp(4, 4, 3).double(), classes(40, 4, 3)
+    model, (x, y) = mlp(4, 4, 3).double(), drawn(40, 4)
     x = x.double()
     model[0].weight.requires_grad_(False)
     plain = hesscond.probe(model, nn.CrossEntropyLoss(), (x, y), ["0"], level="layer")["0"].kappa
@@ -163,14 +159,14 @@ def test_shares_of_the_extreme_eigenvectors():
 
 def convex(samples=300, features=11):
     """One layer under a convex loss: the Hessian of the whole network is positive semidefinite."""
-    inputs, _ = classes(samples, features, 3)
+    inputs, _ = drawn(samples, features)
     inputs = inputs * torch.logspace(0, -1.5, features)
     torch.manual_seed(0)
     targets = torch.randn(samples, 4)
     return nn.Linear(features, 4), nn.MSELoss(), (inputs, targets)
 
 
-@pytest.mark.parametrize("make", [convex, lambda: (mlp(9, 7, 4), nn.CrossEntropyLoss(), classes(80, 9, 4))])
+@pytest.mark.parametrize("make", [convex, lambda: (mlp(9, 7, 4), nn.CrossEntropyLoss(), drawn(80, 9, classes=4))])
 def test_iterations_agree_with_the_dense_route(make):
     """Or say that they cannot: an indefinite Hessian may need more products than they are given."""
     result = hesscond.probe(*make(), level="network")[NETWORK]
@@ -199,7 +195,7 @@ def test_too_few_products_are_unresolved():
 
 
 def test_bad_requests():
-    model, loss_fn, batch = mlp(4, 3, 2), nn.CrossEntropyLoss(), classes(12, 4, 2)
+    model, loss_fn, batch = mlp(4, 3, 2), nn.CrossEntropyLoss(), drawn(12, 4, classes=2)
     with pytest.raises(ConfigError, match="level 'network'"):
         hesscond.probe(model, loss_fn, batch, ["0"], level="network", units=[1])
     with pytest.raises(ConfigError, match="has no unit 1"):
@@ -215,7 +211,7 @@ def one_of_two(rank, store, level, found):
     store = torch.distributed.FileStore(store, 2)
     torch.distributed.init_process_group("gloo", store=store, rank=rank, world_size=2)
     try:
-        group, (x, y) = torch.distributed.group.WORLD, classes(47, 6, 3)
+        group, (x, y) = torch.distributed.group.WORLD, drawn(47, 6)
         share = [(x[:20], y[:20]), (x[20:30], y[20:30])] if rank else (x[30:], y[30:])
         weight = [2.0, 1.0] if rank else [1.7]
         result = hesscond.probe(mlp(6, 5, 3), nn.CrossEntropyLoss(), share, level=level, weight=weight, group=group)
@@ -230,7 +226,7 @@ def one_of_two(rank, store, level, found):
 @pytest.mark.parametrize("level", ["unit", "layer", "network"])
 def test_each_of_two_processes_measures_the_data_of_both(tmp_path, level):
     torch.multiprocessing.spawn(one_of_two, (str(tmp_path / "store"), level, str(tmp_path / "found")), nprocs=2)
-    x, y = classes(47, 6, 3)
+    x, y = drawn(47, 6)
     one = hesscond.probe(mlp(6, 5, 3), nn.CrossEntropyLoss(), [(x, y)], level=level).to_frame()
     for rank in range(2):
         two = pd.read_pickle(tmp_path / f"found-{rank}")
@@ -283,7 +279,7 @@ def passes(model):
 @pytest.mark.parametrize("loss_fn", [nn.CrossEntropyLoss(), lambda o, t: nn.functional.cross_entropy(o, t)])
 @pytest.mark.parametrize("check", [False, True])
 def test_every_batch_runs_once_and_once_more_for_the_check(method, loss_fn, check):
-    model, data = mlp(6, 8, 3), split(classes(80, 6, 3), [20, 20, 20, 20])
+    model, data = mlp(6, 8, 3), split(drawn(80, 6), [20, 20, 20, 20])
     count = passes(model)
     result = hesscond.probe(model, loss_fn, data, level="network", method=method, check=check)[NETWORK]
     assert result.kappa.resolved
@@ -293,7 +289,7 @@ def test_every_batch_runs_once_and_once_more_for_the_check(method, loss_fn, chec
 
 
 def test_what_rounding_does_to_the_products_takes_one_run_more():
-    model, data = mlp(6, 8, 3).float(), [(x.float(), y) for x, y in split(classes(80, 6, 3), [20, 20, 20, 20])]
+    model, data = mlp(6, 8, 3).float(), [(x.float(), y) for x, y in split(drawn(80, 6), [20, 20, 20, 20])]
     count = passes(model)
     result = hesscond.probe(model, nn.CrossEntropyLoss(), data, level="network", dtype=None)[NETWORK]
     assert result.check.passed
@@ -303,7 +299,7 @@ def test_what_rounding_does_to_the_products_takes_one_run_more():
 
 
 def test_data_that_can_be_read_once_are_enough():
-    model, data = mlp(6, 8, 3), split(classes(80, 6, 3), [30, 40, 10])
+    model, data = mlp(6, 8, 3), split(drawn(80, 6), [30, 40, 10])
     plain, once = (
         hesscond.probe(model, nn.CrossEntropyLoss(), source, level="network")[NETWORK] for source in (data, iter(data))
     )
@@ -312,7 +308,7 @@ def test_data_that_can_be_read_once_are_enough():
 
 
 def test_coordinates_of_a_method():
-    model, loss_fn, batch = mlp(6, 5, 3), nn.CrossEntropyLoss(), classes(200, 6, 3)
+    model, loss_fn, batch = mlp(6, 5, 3), nn.CrossEntropyLoss(), drawn(200, 6)
     plain = hesscond.probe(model, loss_fn, batch, level="network")[NETWORK]
     found = hesscond.probe(model, loss_fn, batch, level="network", method="bnp")[NETWORK]
     blocks = []

@@ -15,14 +15,13 @@ from torch import nn
 from torch.nn.utils.parametrizations import spectral_norm
 
 import hesscond
+from tests.catalogue.parts import drawn
 
 CE = nn.CrossEntropyLoss()
 
 
-def data(samples=12, features=5, classes=3):
-    generator = torch.Generator().manual_seed(0)
-    x = torch.randn(samples, features, generator=generator)
-    return x, torch.randint(0, classes, (samples,), generator=generator)
+def data(samples=12):
+    return drawn(samples, 5)
 
 
 def net(act=None):
@@ -58,7 +57,7 @@ def stepped():
 CASES = {
     "unit": lambda: hesscond.probe(net(), CE, data()),
     "layer": lambda: hesscond.probe(net(), CE, data(), level="layer"),
-    "dual": lambda: hesscond.probe(nn.Linear(60, 20), CE, data(6, 60, 20), level="layer"),
+    "dual": lambda: hesscond.probe(nn.Linear(60, 20), CE, drawn(6, 60, classes=20), level="layer"),
     "network": lambda: hesscond.probe(net(), CE, data(), level="network"),
     "network of a method": lambda: hesscond.probe(
         nn.Sequential(nn.Linear(5, 4), nn.ReLU(), nn.Linear(4, 3)), CE, data(), level="network", method="bnp"
@@ -156,7 +155,7 @@ def test_what_needs_the_model_is_refused_after_a_pickle_in_one_sentence():
 def test_a_pickle_takes_no_more_than_it_needs():
     """No view takes the storage of all units along with it, and no model its weights."""
     model = nn.Sequential(nn.Linear(40, 200), nn.ReLU(), nn.Linear(200, 3))
-    result = hesscond.probe(model, CE, data(20, 40), layers=["0"], dtype=torch.float64)
+    result = hesscond.probe(model, CE, drawn(20, 40), layers=["0"], dtype=torch.float64)
     assert len(pickle.dumps(result)) < 8 * (20 * 41 + 20 * 200) + 1000 * 200
 
 

@@ -9,21 +9,19 @@ from torch.nn import functional
 
 import hesscond
 from tests.catalogue import CATALOGUE
-from tests.catalogue.parts import Net
+from tests.catalogue.parts import Net, drawn
 from tests.truth import unit_truth
 
 CE = nn.CrossEntropyLoss()
 ACTIVATIONS = {"relu": nn.ReLU(), "tanh": nn.Tanh(), "gelu": nn.GELU()}
 
 
-def batch(samples: int = 12, features: int = 5, classes: int = 4, seed: int = 0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, features, generator=generator)
-    return x, torch.randint(0, classes, (samples,), generator=generator)
+def batch(samples=12):
+    return drawn(samples, 5, classes=4)
 
 
 def sequences():
-    x, target = batch(8, 12, 3)
+    x, target = drawn(8, 12)
     return x.view(8, 3, 4), target
 
 

@@ -44,6 +44,12 @@ def tokens(n=8, length=4, d=4, c=3):
     return torch.randn(n, length, d), torch.randint(0, c, (n,))
 
 
+def drawn(*shape, classes=3, seed=0, dtype=None):
+    """Inputs of a shape and their labels, from a generator of their own."""
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(shape, generator=generator, dtype=dtype), torch.randint(classes, shape[:1], generator=generator)
+
+
 class Drawn:
     """Data of the seed of the moment, which do not depend on what a model has drawn, nor change what it draws."""
 

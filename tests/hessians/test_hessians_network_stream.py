@@ -9,7 +9,7 @@ from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.network_operator import HessianOperator
 from tests.catalogue import CASES
 from tests.catalogue.cases import samples, split
-from tests.catalogue.parts import Net
+from tests.catalogue.parts import Net, drawn
 from tests.fuzzing import state_of
 from tests.hessians.test_hessians_network import OPERATORS, direction, is_close
 from tests.test_probe_stream import ragged
@@ -27,10 +27,8 @@ STREAMS = [
 ]  # fmt: skip
 
 
-def data_set(n=23, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(n, 5, generator=generator, dtype=torch.float64)
-    return x, torch.randint(0, 3, (n,), generator=generator)
+def data_set():
+    return drawn(23, 5, dtype=torch.float64)
 
 
 def network(*between):

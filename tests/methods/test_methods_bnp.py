@@ -5,17 +5,7 @@ from torch import nn
 from hesscond.methods import BNP
 from hesscond.probing.entry import probe
 from tests.catalogue.parts import Net
-
-
-def model_of(dtype=torch.float64, bias=True, seed=0):
-    torch.manual_seed(seed)
-    return nn.Sequential(nn.Linear(6, 5, bias=bias), nn.Tanh(), nn.Linear(5, 3, bias=bias)).to(dtype)
-
-
-def batch_of(samples, dtype=torch.float64, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, 6, generator=generator, dtype=torch.float64).to(dtype)
-    return x, torch.randint(0, 3, (samples,), generator=generator)
+from tests.methods.first_layers import dense, vectors
 
 
 def backward(model, x, y):
@@ -32,34 +22,34 @@ def backward(model, x, y):
 def test_attached_to_any_optimizer_it_is_the_explicit_call(optimizer, options):
     ways = []
     for attached in (True, False):
-        model = model_of()
+        model = dense()
         method, steps = BNP(model), optimizer(model.parameters(), **options)
         if attached:
             method.attach(steps)
         for step in range(4):
-            backward(model, *batch_of(8, seed=step))
+            backward(model, *vectors(8, seed=step))
             if not attached:
                 method.transform_gradients()
             steps.step()
         ways.append(model)
     assert all(torch.equal(a, b) for a, b in zip(*(m.parameters() for m in ways), strict=True))
-    untouched = model_of()
+    untouched = dense()
     assert not torch.equal(untouched[0].weight, ways[0][0].weight)
 
 
 def test_evaluating_and_probing_do_not_touch_the_statistics():
-    model = model_of()
+    model = dense()
     method = BNP(model)
-    x, y = batch_of(20)
+    x, y = vectors(20)
     backward(model, x, y)
-    other, labels = batch_of(9, seed=5)
+    other, labels = vectors(9, seed=5)
     model(other)
     with torch.no_grad():
         model(other)
     probe(model, nn.CrossEntropyLoss(), (other, labels))
     probe(model, nn.CrossEntropyLoss(), (other, labels), dtype=None)
     method.transform_gradients()
-    alone = model_of()
+    alone = dense()
     expected = BNP(alone)
     backward(alone, x, y)
     expected.transform_gradients()
@@ -69,8 +59,8 @@ def test_evaluating_and_probing_do_not_touch_the_statistics():
 
 
 def test_accumulated_batches_count_together():
-    x, y = batch_of(20)
-    whole, parts = model_of(), model_of()
+    x, y = vectors(20)
+    whole, parts = dense(), dense()
     one, two = BNP(whole), BNP(parts)
     backward(whole, x, y)
     parts.zero_grad()

@@ -8,6 +8,7 @@ from torch import nn
 from hesscond.errors import ConfigError
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import parse
+from tests.catalogue.parts import drawn
 from tests.methods.contract import MethodContract
 
 
@@ -116,12 +117,6 @@ def test_psgd_whitens():
     assert np.linalg.cond(C) > 1000
 
 
-def data(count=40):
-    generator = torch.Generator().manual_seed(3)
-    x = torch.randn(count, 5, generator=generator, dtype=torch.float64)
-    return x, torch.randint(0, 3, (count,), generator=generator)
-
-
 def per_sample(model, x, y):
     """δ of every sample's own loss in the outputs of the layer, and [1, x]."""
     z = model(x).detach().requires_grad_()
@@ -140,7 +135,7 @@ def learned(spec, model, x, y):
 
 
 def test_kfac_is_the_damped_inverse_of_its_factors():
-    model, (x, y) = nn.Linear(5, 3, dtype=torch.float64), data()
+    model, (x, y) = nn.Linear(5, 3, dtype=torch.float64), drawn(40, 5, dtype=torch.float64)
     delta, H = per_sample(model, x, y)
     A, G = H.T @ H / 40, delta.T @ delta / 40
     pi = np.sqrt(np.trace(A) / 6 / (np.trace(G) / 3))
@@ -151,7 +146,7 @@ def test_kfac_is_the_damped_inverse_of_its_factors():
 
 
 def test_ekfac_has_the_best_diagonal_in_that_basis():
-    model, (x, y) = nn.Linear(5, 3, dtype=torch.float64), data()
+    model, (x, y) = nn.Linear(5, 3, dtype=torch.float64), drawn(40, 5, dtype=torch.float64)
     delta, H = per_sample(model, x, y)
     gradients = np.einsum("ni,nj->nij", delta, H).reshape(40, -1)
     F = gradients.T @ gradients / 40

@@ -9,6 +9,7 @@ from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
 from hesscond.methods import BNP, parse
 from hesscond.probing.entry import probe
+from tests.catalogue.parts import drawn
 from tests.methods.contract import MethodContract, backward, digits, network
 from tests.truth import double_backward
 
@@ -30,10 +31,8 @@ def small(norm=False, seed=0):
         return nn.Sequential(nn.Linear(4, 3), *between, nn.Tanh(), nn.Linear(3, 2)).double()
 
 
-def batch(samples=6, seed=0):
-    generator = torch.Generator().manual_seed(seed)
-    x = torch.randn(samples, 4, generator=generator, dtype=torch.float64)
-    return x, torch.randint(0, 2, (samples,), generator=generator)
+def batch(seed=0):
+    return drawn(6, 4, classes=2, seed=seed, dtype=torch.float64)
 
 
 def flat(model):

@@ -11,11 +11,6 @@ from hesscond.report.html_report import render_report
 from tests.report_page import Page, logged, probe
 
 
-@pytest.fixture(scope="module")
-def runs(four_runs):
-    return four_runs
-
-
 @pytest.fixture(scope="module", autouse=True)
 def two_figures():
     """Every figure has its own tests; this one stands for all, and save time."""
@@ -25,8 +20,8 @@ def two_figures():
 
 
 @pytest.fixture(scope="module")
-def text(runs, two_figures):
-    return render_report(runs)
+def text(four_runs, two_figures):
+    return render_report(four_runs)
 
 
 @pytest.fixture(scope="module")
@@ -46,16 +41,16 @@ def test_nothing_is_loaded_from_anywhere(text, page):
     assert "url(" not in text
 
 
-def test_the_same_runs_give_the_same_bytes_and_the_file_is_replaced(runs, text, tmp_path):
+def test_the_same_runs_give_the_same_bytes_and_the_file_is_replaced(four_runs, text, tmp_path):
     path = tmp_path / "report.html"
     path.write_text("old")
-    write_report(runs, path)
+    write_report(four_runs, path)
     assert path.read_bytes() == text.encode()
     assert len(text) < 2_000_000
 
 
-def test_each_configuration_repeats_its_run(runs, page):
-    assert [tomllib.loads(content) for content in page.inside("pre")] == [run.config for run in runs]
+def test_each_configuration_repeats_its_run(four_runs, page):
+    assert [tomllib.loads(content) for content in page.inside("pre")] == [run.config for run in four_runs]
 
 
 def test_runs_of_several_learning_rates_have_a_row_each(tmp_path):
@@ -64,7 +59,7 @@ def test_runs_of_several_learning_rates_have_a_row_each(tmp_path):
     assert {"0.1", "0.3"} <= set(cells)
 
 
-def test_what_a_run_says_stays_text(runs, page):
+def test_what_a_run_says_stays_text(four_runs, page):
     trick = "</style><script>alert(1)</script><img src=x onerror=alert(1)>\"'&{{ 7 * 7 }}$\\frac{$^_%\udcff"
     hostile = [
         replace(
@@ -72,7 +67,7 @@ def test_what_a_run_says_stays_text(runs, page):
             config=run.config | {"description": trick, "source": trick, "name": trick},
             facts=run.facts | {"message": trick, "started": trick},
         )
-        for run in runs
+        for run in four_runs
     ]
     found = Page(render_report(hostile, title=trick))
     assert {tag for tag, _ in found.elements} <= {tag for tag, _ in page.elements} | {"img"}
@@ -80,11 +75,11 @@ def test_what_a_run_says_stays_text(runs, page):
     assert found.inside("h1") == [trick]
 
 
-def test_refusals(runs, tmp_path):
+def test_refusals(four_runs, tmp_path):
     with pytest.raises(ConfigError, match=r"must end in \.html"):
-        write_report(runs, tmp_path / "report.pdf")
+        write_report(four_runs, tmp_path / "report.pdf")
     with pytest.raises(ConfigError, match="no runs given"):
         write_report([], tmp_path / "report.html")
     with pytest.raises(ConfigError, match="was not probed"):
-        write_report(runs, tmp_path / "report.html", layer="fc9")
+        write_report(four_runs, tmp_path / "report.html", layer="fc9")
     assert not any(tmp_path.iterdir())

@@ -31,18 +31,13 @@ def unit_rows(run, data="batch"):
     return run.table("probe").query("layer == 'fc3' and unit == 3 and data == @data")
 
 
-@pytest.fixture(scope="session")
-def runs(four_runs):
-    return four_runs
-
-
 @pytest.mark.share(4)
 @pytest.mark.parametrize("name", DRAWN)
 @pytest.mark.parametrize("venue", [None, "icml2024"])
-def test_a_figure_fills_its_page_and_keeps_its_text_on_it(runs, name, venue):
+def test_a_figure_fills_its_page_and_keeps_its_text_on_it(four_runs, name, venue):
     page = COLUMN if venue is None else venue_page(venue)
     kind = FIGURES[name]
-    figure = kind.draw(runs, page=page)
+    figure = kind.draw(four_runs, page=page)
     FigureCanvasAgg(figure).draw()
     assert figure.get_size_inches()[0] == pytest.approx(page.width)
     room = figure.bbox.padded(2)
@@ -73,7 +68,7 @@ def test_every_kind_of_the_package_is_found_without_importing_it():
 
 
 def test_a_figure_and_a_table_from_elsewhere_are_those_of_the_commands_and_the_report(
-    runs, tmp_path, call_cli, monkeypatch
+    four_runs, tmp_path, call_cli, monkeypatch
 ):
     def draw(runs, *, page=COLUMN):
         figure = page.figure(1.0)
@@ -89,11 +84,11 @@ def test_a_figure_and_a_table_from_elsewhere_are_those_of_the_commands_and_the_r
     FIGURES.register(FigureKind("losses", 5, "the last losses", "runs", draw))
     columns = [words("run", "run"), numbers("loss", "loss")]
     TABLES.register(TableKind("losses", 5, "the last losses", "runs", loss_frame, lambda frame: columns, "last losses"))
-    folders = [str(run.folder) for run in runs]
+    folders = [str(run.folder) for run in four_runs]
     assert call_cli("figure", "losses", *folders, "-o", tmp_path / "losses.png").code == 0
     assert (tmp_path / "losses.png").read_bytes().startswith(b"\x89PNG")
-    assert f"| {runs[0].label} |" in call_cli("table", "losses", *folders, "--format", "md").out
-    assert "the last losses" in render_report(runs)
+    assert f"| {four_runs[0].label} |" in call_cli("table", "losses", *folders, "--format", "md").out
+    assert "the last losses" in render_report(four_runs)
 
 
 def loss_frame(runs):
@@ -188,8 +183,8 @@ def test_every_method_has_a_look_of_its_own_that_does_not_depend_on_the_others()
 # --- pages and files -------------------------------------------------------------------------------------------------
 
 
-def test_a_venues_fonts_are_embedded(runs, tmp_path):
-    save_figure(FIGURES["training"].draw(runs, page=venue_page("neurips2024")), tmp_path / "figure.pdf")
+def test_a_venues_fonts_are_embedded(four_runs, tmp_path):
+    save_figure(FIGURES["training"].draw(four_runs, page=venue_page("neurips2024")), tmp_path / "figure.pdf")
     content = (tmp_path / "figure.pdf").read_bytes()
     for stream in re.findall(rb"stream\r?\n(.*?)endstream", content, re.S):
         try:
