@@ -108,17 +108,22 @@ def test_captures_are_lifted_too(whole):
     assert distance(kept.H_hat, expected.H_hat) > 1e-9
 
 
-def counted(model, loss_fn, batch, dtype=torch.float64):
+def operations(model, loss_fn, batch, dtype=torch.float64):
     found = Operations(dtype)
     Snapshot(model, list(model.parameters()), dtype).evaluate(loss_fn, batch, counted=found)
-    return found.precision()
+    return found
+
+
+def counted(*arguments):
+    return operations(*arguments).precision()
 
 
 def test_the_precision_is_said():
     model = llama()
     lifted = counted(model, loss, BATCH)
     with casts_kept():
-        kept = counted(model, loss, BATCH)
+        found = operations(model, loss, BATCH)
+    kept = found.precision()
     # 2 norms, 2 casts of the rotary part, mask, softmax
     assert str(lifted) == "float64 (6 casts to float32 lifted)"
     assert lifted.narrowest is None
@@ -127,17 +132,10 @@ def test_the_precision_is_said():
     assert kept.where[0] == "RMSNorm"
     assert set(kept.where) == {"RMSNorm", "Rotary", "Block"}
     # cast, square, mean, + eps, rsqrt, product: 6 in each of 2 norms
-    assert rounded_in("RMSNorm", model) == 12
+    assert found.places[torch.float32, "RMSNorm"] == 12
     assert str(kept).startswith("mixed: ")
     assert str(kept).endswith(" float32 operations (RMSNorm, Rotary, Block)")
     assert str(counted(llama(torch.float64), loss, BATCH)) == "float64"
-
-
-def rounded_in(name, model):
-    found = Operations(torch.float64)
-    with casts_kept():
-        Snapshot(model, list(model.parameters()), torch.float64).evaluate(loss, BATCH, counted=found)
-    return found.places[torch.float32, name]
 
 
 def test_the_precision_of_a_model_as_it_is():

@@ -15,19 +15,17 @@ from tests.catalogue.parts import Net, by_token
 TOKENS, WIDTH, CLASSES, SAMPLES = 4, 4, 3, 2
 
 
-class Attention(nn.Module):
+def attention(causal):
     """Two heads; over another sequence if one is given."""
 
-    def __init__(self, causal):
-        super().__init__()
-        self.causal = causal
-        self.q, self.kv, self.o = nn.Linear(WIDTH, WIDTH), nn.Linear(WIDTH, 2 * WIDTH), nn.Linear(WIDTH, WIDTH)
-
-    def forward(self, x, other=None):
+    def forward(m, x, other=None):
         other = x if other is None else other
-        heads = [h.unflatten(2, (2, -1)).transpose(1, 2) for h in (self.q(x), *self.kv(other).chunk(2, 2))]
-        y = F.scaled_dot_product_attention(*heads, is_causal=self.causal)
-        return self.o(y.transpose(1, 2).flatten(2))
+        heads = [h.unflatten(2, (2, -1)).transpose(1, 2) for h in (m.q(x), *m.kv(other).chunk(2, 2))]
+        y = F.scaled_dot_product_attention(*heads, is_causal=causal)
+        return m.o(y.transpose(1, 2).flatten(2))
+
+    parts = {"q": nn.Linear(WIDTH, WIDTH), "kv": nn.Linear(WIDTH, 2 * WIDTH), "o": nn.Linear(WIDTH, WIDTH)}
+    return Net(forward, **parts)
 
 
 def gated():
@@ -45,7 +43,7 @@ class PreNorm(nn.Module):
     def __init__(self, feed_forward, causal=True, parallel=False):
         super().__init__()
         self.norm1, self.norm2, self.parallel = nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH), parallel
-        self.attention, self.mlp = Attention(causal), feed_forward()
+        self.attention, self.mlp = attention(causal), feed_forward()
 
     def forward(self, x):
         if self.parallel:
@@ -76,7 +74,7 @@ def cross_attention():
         y = y + m.cross(y, memory)
         return m.head(torch.cat([y, y[:, :1]], 1))
 
-    return with_head(forward, source=PreNorm(mlp, False), target=PreNorm(mlp), cross=Attention(False))
+    return with_head(forward, source=PreNorm(mlp, False), target=PreNorm(mlp), cross=attention(False))
 
 
 def mixed():
@@ -100,7 +98,7 @@ def in_place():
         stream[:, 1::2] = 2 * y[:, 1::2]
         return m.head(stream)
 
-    return with_head(forward, first=tokenwise(), attention=Attention(True), second=tokenwise())
+    return with_head(forward, first=tokenwise(), attention=attention(True), second=tokenwise())
 
 
 def samples_coupled():
