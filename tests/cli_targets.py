@@ -101,3 +101,10 @@ rate = { vanilla = 0.1, bnp = 0.5 }
 layers = ["fc2"]
 units = [3]
 """
+
+
+def changed_study(path, old="", new="", *, text=STUDY):
+    """A study file in which something else stands in one place."""
+    assert old in text
+    path.write_text(text.replace(old, new, 1))
+    return path

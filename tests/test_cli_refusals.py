@@ -5,7 +5,7 @@ import shlex
 import pytest
 import torch
 
-from tests.cli_targets import NET, STUDY
+from tests.cli_targets import NET, changed_study
 
 TINY = "study tiny.toml --method bnp --out out"
 
@@ -162,8 +162,7 @@ def test_a_folder_without_runs(refused, workplace, command):
     ],
 )
 def test_bad_study_files(refused, workplace, old, new, words):
-    assert old in STUDY
-    (workplace / "tiny.toml").write_text(STUDY.replace(old, new, 1))
+    changed_study(workplace / "tiny.toml", old, new)
     refused(TINY.split(), *words)
 
 

@@ -13,18 +13,13 @@ X, Y = torch.randn(12, 5, generator=GENERATOR), torch.arange(12) % 3
 LOSS = nn.CrossEntropyLoss()
 
 
-class Part(nn.Module):
+def part(run):
     """Layers in the middle of a network, through a function that may checkpoint them."""
 
-    def __init__(self, run):
-        super().__init__()
-        self.first, self.second, self.run = nn.Linear(4, 6), nn.Linear(6, 4), run
+    def forward(m, x):
+        return run(lambda h: m.second(torch.tanh(m.first(h))).sigmoid(), x)
 
-    def forward(self, x):
-        return self.run(self.inside, x)
-
-    def inside(self, x):
-        return self.second(torch.tanh(self.first(x))).sigmoid()
+    return Net(forward, first=nn.Linear(4, 6), second=nn.Linear(6, 4))
 
 
 def call(function, x):
@@ -41,7 +36,7 @@ def plain_sequence(function, x):
 
 def network(run=call, wrap=lambda part: part):
     torch.manual_seed(1)
-    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), wrap(Part(run)), nn.Linear(4, 3))
+    return nn.Sequential(nn.Linear(5, 4), nn.Tanh(), wrap(part(run)), nn.Linear(4, 3))
 
 
 def hessians(model, level):

@@ -1,22 +1,18 @@
 """Study files: the built-in ones, and what is wrong with others."""
 
+from functools import partial
+
 import pytest
 
 from hesscond.errors import ConfigError
 from hesscond.study import load_study, resolve_device
 from hesscond.study.structure import probed_layers
-from tests.cli_targets import STUDY
+from tests.cli_targets import STUDY, changed_study
 
 
 @pytest.fixture
 def written(tmp_path):
-    def write(old="", new=""):
-        assert old in STUDY
-        path = tmp_path / "tiny.toml"
-        path.write_text(STUDY.replace(old, new, 1))
-        return path
-
-    return write
+    return partial(changed_study, tmp_path / "tiny.toml")
 
 
 #: Tables 2 and 3 of the BNP paper.
@@ -171,10 +167,7 @@ iterations = 2
 
 
 def scaled(tmp_path, old="", new="", head=""):
-    path = tmp_path / "tiny.toml"
-    assert old in STUDY + SMALL
-    path.write_text(head + (STUDY + SMALL).replace(old, new, 1))
-    return path
+    return changed_study(tmp_path / "tiny.toml", old, new, text=head + STUDY + SMALL)
 
 
 def test_the_small_version_has_the_changes_and_all_else(tmp_path):

@@ -36,6 +36,7 @@ from hesscond.study.files import OF_THE_FILE, OF_THE_PANEL, Comparison, StudyFil
 from hesscond.study.grid import Overrides, plan_runs
 from hesscond.study.listing import contents, studies_folder
 from hesscond.study.replication import plan_replication, replication
+from tests.cli_targets import changed_study
 
 CPU = torch.device("cpu")
 
@@ -101,13 +102,7 @@ holds = ["wide BNP > SGD"]
 
 @pytest.fixture
 def figure(tmp_path):
-    def write(old="", new=""):
-        assert old in FIGURE
-        path = tmp_path / "mine.toml"
-        path.write_text(FIGURE.replace(old, new, 1))
-        return path
-
-    return write
+    return partial(changed_study, tmp_path / "mine.toml", text=FIGURE)
 
 
 # --- panels and methods ----------------------------------------------------------------------------------------------
