@@ -265,7 +265,8 @@ class Catalogue:
             return 1, parameter.numel(), 1
         if is_transposed_dense(owner) and len(shape) == 2:
             return shape[0], shape[1], 1
-        while len(shape) > 2 and shape[0] == 1:
+        # a convolution may have a single output
+        while len(shape) > 2 and shape[0] == 1 and (not kinds.is_layer(owner) or kinds.is_turned(owner)):
             shape = shape[1:]
         first = shape[0] if shape else 1
         return 1, first, parameter.numel() // max(first, 1)
