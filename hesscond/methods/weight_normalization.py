@@ -26,8 +26,9 @@ class Normalized(WeightParametrization):
     def forward(self, g: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         """The weight."""
         rows = self.shifted(self.rows(v))
-        scale = g.reshape(rows.shape[0], -1, 1) / torch.linalg.vector_norm(rows, dim=2, keepdim=True)
-        return self.from_rows(scale * rows, v.shape)
+        # g/‖v‖ is 1 in every row at first, which would look like features that rounding made equal
+        directions = rows / torch.linalg.vector_norm(rows, dim=2, keepdim=True)
+        return self.from_rows(g.reshape(rows.shape[0], -1, 1) * directions, v.shape)
 
     def right_inverse(self, weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """G and v of a weight: its norms and itself."""

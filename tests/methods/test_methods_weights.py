@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
+import hesscond
 from hesscond.capture.layers import unit_weights
 from hesscond.errors import ConfigError
 from hesscond.hessians import Reparametrized
@@ -50,6 +51,20 @@ def test_a_unit_has_mean_zero_and_variance_one(kind, epsilon):
     np.testing.assert_allclose(unit_rows(layer, layer.weight), truth, rtol=1e-12)
     if epsilon == 0:
         np.testing.assert_allclose(unit_rows(layer, layer.weight).std(1), 1, rtol=1e-12)
+
+
+@pytest.mark.parametrize("activation", [nn.ReLU(), nn.Tanh()])
+def test_the_mean_of_centred_weights_is_the_only_null_direction(activation):
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(6, 5), activation, nn.Linear(5, 3)).double()
+    parse("centred-weightnorm").create(model)
+    batch = torch.randn(40, 6).double(), torch.arange(40) % 3
+    for result in hesscond.probe(model, nn.CrossEntropyLoss(), batch).values():
+        for unit, kappa in zip(result.units, result.kappa, strict=True):
+            sizes = torch.linalg.eigvalsh(result.hessian(unit)).abs().sort().values
+            assert sizes[0] < 1e-14 * sizes[-1]
+            assert kappa.resolved
+            assert (kappa.rank, kappa.value) == (len(sizes) - 1, pytest.approx(float(sizes[-1] / sizes[1]), rel=1e-9))
 
 
 def test_standardization_leaves_the_output_layer_alone_unless_it_is_named():
