@@ -10,7 +10,7 @@ from typing import Any, Literal
 import torch
 
 from hesscond import capture
-from hesscond.errors import ConfigError
+from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import CentringScaling, Coordinates
 from hesscond.hessians.coordinates import linear
 from hesscond.methods import base
@@ -266,6 +266,11 @@ class BNP(InputMethod[BNPState]):
 
     @classmethod
     def of_data(cls, statistics: capture.FeatureStatistics, geometry: capture.Geometry) -> list[CentringScaling]:
-        """P = U D from the raw statistics (no ε)."""
+        """P = U D from the raw statistics (no ε); a CaptureError if no column is left."""
+        if not geometry.bias and not statistics.sigma.any():
+            raise CaptureError(
+                "a layer without bias has no BNP coordinates where all its inputs are constant over the samples: give "
+                "more samples, or name other layers"
+            )
         mu, sigma = (part.view(geometry.groups, -1) for part in (statistics.mu, statistics.sigma))
         return [CentringScaling(m, s, geometry.bias, name=RAW) for m, s in zip(mu, sigma, strict=True)]

@@ -5,8 +5,9 @@ import pytest
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError
+from hesscond.errors import CaptureError, ConfigError
 from hesscond.methods import BNP, parse
+from hesscond.probing.entry import probe
 
 
 def model_of():
@@ -121,3 +122,14 @@ def test_a_batch_of_one_has_no_statistics_of_its_own():
         BNP(model_of(), statistics="batch").check_batch(1)
     BNP(model_of(), statistics="batch").check_batch(2)
     BNP(model_of()).check_batch(1)
+
+
+def test_a_layer_without_bias_has_no_coordinates_in_constant_features():
+    model = nn.Sequential(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3, bias=False))
+    batch, words = (torch.randn(1, 4), torch.tensor([1])), "no BNP coordinates where all its inputs are constant"
+    result = probe(model, nn.CrossEntropyLoss(), batch, method="bnp")
+    assert list(result) == ["0"]
+    assert words in result.skipped["2"]
+    for arguments in ({"layers": ["2"]}, {"level": "network"}):
+        with pytest.raises(CaptureError, match=words):
+            probe(model, nn.CrossEntropyLoss(), batch, method="bnp", **arguments)
