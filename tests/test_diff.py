@@ -1,6 +1,7 @@
 """Results side by side, `hesscond diff`, regressions, and names of entries, against double backward and numpy."""
 
 import copy
+import io
 import json
 import re
 
@@ -64,13 +65,28 @@ def test_three_side_by_side_with_layers_that_not_all_have():
     assert list(frame["rank_A"].isna()) == [False, True]
 
 
+def read(frame):
+    """What pandas makes of a file, without being told what is text."""
+    return pd.read_csv(io.StringIO(frame.to_csv(index=False)))
+
+
+def test_a_file_of_numbered_layers_is_the_result_that_it_was_written_from():
+    before, after = hesscond.probe(*case()), hesscond.probe(*case(30.0))
+    found = hesscond.diff(read(before.to_frame()), after).to_frame()
+    pd.testing.assert_frame_equal(found, hesscond.diff(before, after).to_frame(), rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("given", "words"),
     [
         (lambda r: [r], "two results or more"),
         (lambda r: [r, pd.DataFrame({"layer": ["0"]})], "no column unit"),
         (lambda r: [r, pd.concat([r.to_frame(), r.to_frame()])], "several rows of the same Hessian"),
-        (lambda r: [r, hesscond.probe(*case(), level="layer")], "no Hessian in common"),
+        (
+            lambda r: [r, hesscond.probe(*case(), level="layer")],
+            r"units of 0, 2\) and B \(0, 2\) have no Hessian in",
+        ),
+        (lambda r: [r, read(r.to_frame().replace({"layer": {"0": "0.1"}}))], "numbers for layers: read it by pandas"),
     ],
 )
 def test_what_cannot_be_compared_is_a_sentence(given, words):

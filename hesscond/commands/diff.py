@@ -127,7 +127,7 @@ def saved(path: Path) -> pd.DataFrame:
         )
     try:
         is_csv = path.suffix.lower() == ".csv"
-        frame = pd.read_csv(path) if is_csv else pd.DataFrame(json.loads(path.read_text("utf-8")))
+        frame = pd.read_csv(path, dtype={"layer": str}) if is_csv else pd.DataFrame(json.loads(path.read_text("utf-8")))
     except OSError as error:
         raise ConfigError(f"{path} cannot be read: {error.strerror or error}") from None
     except ValueError as error:
@@ -135,7 +135,7 @@ def saved(path: Path) -> pd.DataFrame:
     # JSON has no infinity
     for bound in {"kappa", "kappa_upper"} & set(frame):
         frame[bound] = frame[bound].astype(float).fillna(float("inf"))
-    return frame.astype({"layer": str}) if "layer" in frame else frame
+    return frame
 
 
 def last_probe(folder: Path, runs: list[Path] | None) -> tuple[pd.DataFrame, str]:

@@ -144,7 +144,10 @@ def diff(*results: ProbeResult | LayerResult | pd.DataFrame, names: Sequence[str
     frames = [frame_of(result, name) for result, name in zip(results, names, strict=True)]
     joint = frames[0].merge(frames[1], on=PLACE, how="inner")
     if joint.empty:
-        some = [", ".join(map(str, frame["layer"].unique()[:4])) for frame in frames[:2]]
+        some = [
+            f"{'units of ' if frame['unit'].notna().any() else ''}{', '.join(frame['layer'].unique()[:4])}"
+            for frame in frames[:2]
+        ]
         raise ConfigError(
             f"{names[0]} ({some[0]}) and {names[1]} ({some[1]}) have no Hessian in common: probe both with the same "
             "level= and layers="
@@ -172,7 +175,10 @@ def frame_of(result: ProbeResult | LayerResult | pd.DataFrame, name: str) -> pd.
     missing = [column for column in [*PLACE, *COMPARED] if column not in getattr(frame, "columns", ())]
     if missing:
         raise ConfigError(f"{name} is no result of a probe: it has no column {missing[0]}")
-    frame = frame[[*PLACE, *COMPARED]].astype({"unit": "Int64", "layer": object})
+    if frame["layer"].dtype.kind == "f":
+        raise ConfigError(f"{name} has numbers for layers: read it by pandas.read_csv(…, dtype={{'layer': str}})")
+    # those of a Sequential are whole numbers, which pandas does not read as text
+    frame = frame[[*PLACE, *COMPARED]].astype({"unit": "Int64", "layer": str})
     if frame.duplicated(PLACE).any():
         layer = frame.loc[frame.duplicated(PLACE), "layer"].iloc[0]
         raise ConfigError(f"{name} has several rows of the same Hessian, of layer {layer!r}: give one probe at a time")
