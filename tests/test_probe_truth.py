@@ -10,6 +10,7 @@ from torch import nn
 import hesscond
 from tests.agreement import every_block_agrees, probed
 from tests.catalogue import CASES, case
+from tests.catalogue.cases import split
 from tests.catalogue.parts import Net
 from tests.truth import (
     block,
@@ -118,3 +119,21 @@ def test_behind_an_added_mask_the_rank_is_known(fused, fill):
 def test_scores_that_saturate_behind_a_mask_leave_it_open(fused):
     model, batch = masked(-math.inf, fused, 3000.0)
     assert not hesscond.probe(model, nn.CrossEntropyLoss(), batch, ["qkv"], "layer")["qkv"].kappa.resolved
+
+
+@pytest.mark.parametrize("parts", [[30], [11, 19]])
+@pytest.mark.parametrize("seed", [1, 10, 13])
+def test_layers_behind_units_that_few_samples_reach_have_their_rank(seed, parts):
+    """Null vectors that touch small entries alone: their computed values may exceed the round-off of these."""
+    torch.manual_seed(seed)
+    hidden = [module for _ in range(2) for module in (nn.Linear(6, 6), nn.ReLU())]
+    model = nn.Sequential(nn.Linear(6, 6), nn.ReLU(), *hidden, nn.Linear(6, 3))
+    batch = torch.randn(30, 6), torch.randint(3, (30,))
+    result = hesscond.probe(model, nn.CrossEntropyLoss(), split(batch, parts), ["2"], "layer")["2"]
+    model, exact = model.double(), (batch[0].double(), batch[1])
+    values = torch.linalg.eigvalsh(layer_truth(model, nn.CrossEntropyLoss(), exact, "2"))
+    rank = int((values > 1e-13 * values[-1]).sum())
+    assert rank < 42
+    assert values[-rank - 1] < 1e-15 * values[-1]
+    assert (result.kappa.resolved, result.kappa.rank, result.kappa.rank_decision) == (True, rank, "numerical")
+    assert result.kappa.value == pytest.approx(float(values[-1] / values[-rank]), rel=1e-6)

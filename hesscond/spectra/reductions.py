@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -12,7 +13,7 @@ from scipy.linalg import qr
 from hesscond import causes
 from hesscond.operators.threads import few_threads
 from hesscond.spectra import matrices
-from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, error_factor, unresolved, zero_matrix
+from hesscond.spectra.condition import EPS, GAP, NOISE, ConditionNumber, conclude, error_factor, unresolved, zero_matrix
 from hesscond.spectra.rank import affordable_rank, structural_rank_bound
 from hesscond.spectra.solvers import base, jacobi
 
@@ -67,6 +68,12 @@ def factor_condition(
     )
     with few_threads(matrix):
         kappa = form.measured(rtol)
+    apart = not exact and np.ndim(by_part) < 2 and (whole == 0 or np.ndim(by_part) == 1)
+    if kappa.cause == causes.BELOW_BOUND and apart and is_numerical_rank(form, kappa.rank):
+        # those that are zero in any scale may exceed the round-off of the few small entries that they touch
+        known = replace(form, bounds=[partial(int, kappa.rank)])
+        with few_threads(matrix):
+            kappa = replace(known.measured(rtol), rank_decision="numerical")
     if kappa.rank_decision == "numerical" and power == 2:
         # rows or columns that are small as a whole are no round-off, unless the errors given are as large
         bounds = np.asarray(by_part if errors.ndim else 0.0)
@@ -97,12 +104,30 @@ def equilibrated_rank(core: np.ndarray) -> int:
     rows, columns = (np.abs(core).max(axis) for axis in (1, 0))
     if max(rows.max() / rows.min(), columns.max() / columns.min()) < GAP:
         return 0
+    values = base.svd_values(equilibrated(core))
+    return int((values.magnitudes > values.errors).sum())
+
+
+def equilibrated(core: np.ndarray) -> np.ndarray:
+    """Rows and columns of a core scaled to one size by powers of two."""
     scaled = core
     for _ in range(2):
         scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(1))[1][:, None])
         scaled = np.ldexp(scaled, -np.frexp(np.abs(scaled).max(0))[1])
-    values = base.svd_values(scaled)
-    return int((values.magnitudes > values.errors).sum())
+    return scaled
+
+
+def is_numerical_rank(form: base.SingularForm, rank: int) -> bool:
+    """Whether this is the rank up to round-off once rows and columns, or those with an error, have one size."""
+    core, error, columns = form.core, form.error, form.core.shape[1]
+    if np.ndim(error) == 0:
+        values = base.svd_values(equilibrated(core))
+    else:
+        exponents = np.frexp(np.abs(core).max(int(form.across_rows)))[1]
+        scaled = np.ldexp(core, -exponents[:, None] if form.across_rows else -exponents)
+        values = base.svd_values(scaled, float(np.linalg.norm(np.ldexp(error, -exponents))))
+    found = conclude(values, order=columns, limit=columns, scale=0)
+    return found.rank_decision == "numerical" and found.rank == rank
 
 
 def symmetric_condition(
