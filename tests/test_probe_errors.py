@@ -1,5 +1,7 @@
 """What cannot be measured is refused, in one sentence that names the layer."""
 
+import math
+
 import pytest
 import torch
 from torch import nn
@@ -13,7 +15,6 @@ from tests.catalogue.parts import Applied, Net, OnceOnly
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(6, 5, generator=GENERATOR), torch.tensor([0, 1, 2, 0, 1, 2])
-IMAGES = torch.randn(6, 2, 4, 4, generator=GENERATOR)
 
 
 #: One layer used, others spare; two layers, none used.
@@ -27,10 +28,10 @@ def nan_behind_a_layer():
     return nn.Sequential(nn.Linear(5, 6), log, nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
 
 
-def nan_in_a_weight():
-    model = nn.Sequential(nn.Conv2d(2, 2, 3), nn.ReLU(), nn.Flatten(), nn.Linear(8, 3))
-    with torch.no_grad():
-        model[0].weight[0, 0, 0, 0] = float("nan")
+def without(name):
+    """A network with NaN or infinity in a tensor of this name."""
+    model = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Tanh(), nn.Linear(4, 3)).eval()
+    model.state_dict()[name].view(-1)[0] = math.inf if name == "3.bias" else math.nan
     return model
 
 
@@ -85,7 +86,9 @@ def test_data_that_are_none_are_refused_at_every_level(arguments, words, level):
         (MLP, {"data": (X * float("nan"), Y)}, CaptureError, "NaN.*'0'|'0'.*NaN"),
         (nan_behind_a_layer(), {}, CaptureError, "NaN.*'2'|'2'.*NaN"),
         (nan_behind_a_layer(), {"layers": ["4"]}, CaptureError, "NaN.*'[24]'|'[24]'.*NaN"),
-        (nan_in_a_weight(), {"data": (IMAGES, Y)}, CaptureError, "NaN.*'[03]'|'[03]'.*NaN"),
+        (without("0.weight"), {}, CaptureError, r"NaN or infinite entries in 0\.weight$"),
+        (without("3.bias"), {"level": "layer"}, CaptureError, r"NaN or infinite entries in 3\.bias$"),
+        (without("1.running_var"), {"level": "network"}, CaptureError, r"entries in 1\.running_var$"),
         (MLP, {"loss_fn": nn.CrossEntropyLoss(reduction="none")}, CaptureError, "scalar"),
         # the second derivative of a logarithm is finite where the logarithm is not
         (MLP, {"loss_fn": lambda o, t: -(o.sum() - 1e3).log()}, CaptureError, "the loss of a batch is nan"),

@@ -35,7 +35,7 @@ class Linearization(ABC):
         self.loss = float(evaluation.loss.detach())
         self.depends = evaluation.loss.requires_grad
         if self.loss != self.loss or abs(self.loss) == float("inf"):
-            raise CaptureError(f"the loss of a batch is {self.loss}: its derivatives are not defined")
+            raise NotFiniteError(f"the loss of a batch is {self.loss}: its derivatives are not defined")
         with graph.differentiable():
             self.gradient = [g.detach() for g in self._prepare(evaluation)]
         if not all(map(is_finite, self.gradient)):

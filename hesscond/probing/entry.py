@@ -19,7 +19,7 @@ import torch
 from torch import nn
 
 from hesscond.capture import ProbeProgress, ProgressRecord
-from hesscond.errors import CaptureError, ConfigError, bytes_of, out_of_memory
+from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of, out_of_memory
 from hesscond.hessians import catalogue, network_operator
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.captured import reached
@@ -218,7 +218,7 @@ def probe(
     )
     # leaving inference mode also turns on the threads of backward passes
     plain = torch.inference_mode(False) if torch.is_inference_mode_enabled() else nullcontext()
-    with plain, derivatives_explained():
+    with plain, derivatives_explained(model):
         work = applied(question)
         result = work.renamed(network_result(work.question) if level == "network" else layer_results(work.question))
         if progress is None and is_attended():
@@ -254,13 +254,17 @@ def gathered(
 
 
 @contextmanager
-def derivatives_explained() -> Iterator[None]:
-    """Context that raises a CaptureError where torch cannot differentiate, or where memory ends."""
+def derivatives_explained(model: nn.Module) -> Iterator[None]:
+    """Context that raises a CaptureError where the model or torch's derivatives are to blame, or where memory ends."""
     try:
         with warnings.catch_warnings():
             # a second call of a hook does no harm
             warnings.filterwarnings("ignore", r"Using `torch\.compile\(module\)` when there are global hooks")
             yield
+    except NotFiniteError:
+        if bad := without_numbers(model):
+            raise NotFiniteError(f"the model has NaN or infinite entries in {', '.join(bad[:4])}") from None
+        raise
     except (RuntimeError, MemoryError) as error:
         first = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
         if out_of_memory(error):
@@ -276,6 +280,13 @@ def derivatives_explained() -> Iterator[None]:
             f"torch cannot differentiate the model or the loss: {first}; "
             "a backward pass of yours under torch.autograd.set_detect_anomaly(True) names the operation"
         ) from error
+
+
+def without_numbers(model: nn.Module) -> list[str]:
+    """Names of parameters and buffers with NaN, and of parameters with infinite entries."""
+    bad = [name for name, p in model.named_parameters() if not bool(p.isfinite().all())]
+    # an infinite buffer may be a mask
+    return bad + [name for name, buffer in model.named_buffers() if bool(buffer.isnan().any())]
 
 
 def recorded(progress: Any, limit: float) -> ProgressRecord:
