@@ -56,8 +56,8 @@ class Tangents:
 
     @classmethod
     def of(cls, loss: torch.Tensor, request: Request, budget: backward.Budget) -> Tangents | None:
-        """Return the derivatives, if the graph is known and they fit into the memory."""
-        if request.whole or request.parameters is not None:
+        """Return the derivatives, if the graph is known, in float64, and they fit into the memory."""
+        if request.whole or request.parameters is not None or request.deltas[0].dtype != torch.float64:
             return None
         tangents, n = cls(loss, request), request.inputs(1).geometry.n_params
         fits = budget.fits(tangents.bytes(n) // 8)

@@ -92,3 +92,14 @@ def test_other_units_behind_batch_statistics_are_taken_by_double_backward(reason
     assert found.route != TANGENT_ROUTE
     truth = unit_truth(model, nn.CrossEntropyLoss(), batch, "conv2", 1)
     torch.testing.assert_close(found.hessian(unit=1), truth, rtol=1e-11, atol=1e-13 * float(truth.abs().max()))
+
+
+@pytest.mark.parametrize(("make", "shape"), [(network, (6, 3, 8, 8)), (dense, (40, 3))], ids=["residual", "dense"])
+def test_single_precision_behind_batch_statistics_is_taken_by_double_backward(make, shape):
+    torch.manual_seed(0)
+    model, x = make().train(), torch.randn(shape)
+    batch, exact = (x, torch.randint(3, (len(x),))), (x.double(),)
+    found = hesscond.probe(model, nn.CrossEntropyLoss(), batch, dtype=None)
+    for name in found:
+        truth = unit_truth(model.double(), nn.CrossEntropyLoss(), (*exact, batch[1]), name, 0)
+        torch.testing.assert_close(found[name].hessian(unit=0), truth, rtol=0, atol=1e-4 * float(truth.abs().max()))
