@@ -21,7 +21,7 @@ from torch import nn
 from torch.optim import Optimizer
 
 from hesscond import hessians, operators
-from hesscond.errors import ConfigError
+from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians.coordinates.base import HessianMaker
 from hesscond.hessians.coordinates.linear import UnitCoordinates
 from hesscond.methods import base
@@ -34,13 +34,21 @@ class Penalized(hessians.Chart):
 
     def __init__(self, P: hessians.Preconditioner | None, strength: float, *, in_z: bool, name: str) -> None:
         self.P, self.strength, self.in_z, self.name = P, strength, in_z, name
+        self.keeps_zeros = strength == 0
 
     def operator(self, hessian: HessianMaker, layer: str, unit: int | None) -> operators.SymmetricOperator:
         """Hessian with the penalty for a unit of the layer, or for the whole layer."""
         H = hessian(layers=[layer], unit=unit)
+        layout = H.unit_layout
+        trained = layout.vector_of([torch.full_like(p, p.requires_grad, dtype=H.dtype) for p in layout.tensors])
+        if not trained.all():
+            if self.P is not None:
+                raise CaptureError(
+                    f"{self.name} is that of parameters that are all trained, and some of {layer!r} are not"
+                )
+            return operators.Sum([(1.0, H), (2 * self.strength, operators.Diagonal(trained))])
         if self.P is None:
             return operators.Shifted(H, -2 * self.strength)
-        layout = H.unit_layout
         n_params = layout.geometries[layer].n_params
         P = UnitCoordinates(self.P, layout.units[layer], n_params, dtype=H.dtype, device=H.device)
         inner = operators.Congruence(H, P)

@@ -73,7 +73,8 @@ def in_chart(m: Measurement, name: str, chart: base.Chart) -> LayerResult:
         checks.refuse_failed(name, result.check)
         # the gradient is in a Hessian on a manifold too
         zero = cache(lambda operator: checks.rounding_of(operator) if checks.is_flat(operator) else None)
-        result.rounding = {unit: known for unit, operator in operators.items() if (known := zero(operator)) is not None}
+        known = {unit: zero(operator) if chart.keeps_zeros else None for unit, operator in operators.items()}
+        result.rounding = {unit: at for unit, at in known.items() if at is not None or not chart.keeps_zeros}
     return result
 
 

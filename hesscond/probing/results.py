@@ -71,7 +71,8 @@ class LayerResult(Shown):
     kind
         Class of the module.
     rounding
-        Hessians whose products are no larger than their rounding: whether they are zero, or may be hidden by it.
+        Hessians whose products are no larger than their rounding: whether they are zero, or may be hidden by it; None:
+        they are neither, by a penalty.
     remark
         Sentence on how the layer was measured, if it was otherwise than asked for.
     """
@@ -94,7 +95,7 @@ class LayerResult(Shown):
         self.parameters = tuple(parameters)
         self.check: Check | None = None
         self.uncertainty, self.uncertain, self.kind = 0.0, causes.SUMMED, ""
-        self.rounding: dict[int | None, bool] = {}
+        self.rounding: dict[int | None, bool | None] = {}
         self.remark = ""
         self.block, self._rtol, self._conditions, self._entries = block, rtol, conditions, entries
         self._eigenvalues: dict[int | None, torch.Tensor] = {}
@@ -162,7 +163,7 @@ class LayerResult(Shown):
     def _confirmed(self, unit: int | None, kappa: ConditionNumber) -> ConditionNumber:
         """Return κ of one block; zero or unresolved if its products, or those of the check, are only rounding."""
         zero = self.rounding.get(unit)
-        if zero is None and self.check is not None and self._coarse:
+        if self.check is not None and self._coarse(unit):
             zero = self.check.zero and not self._vanishing(unit)
         if zero is None:
             zero = kappa.is_zero or None
@@ -171,10 +172,10 @@ class LayerResult(Shown):
         cause = causes.Cause("the Hessian is zero: the loss does not depend on its parameters to second order")
         return replace(zero_matrix(kappa.rank + kappa.nullity), cutoff=max(kappa.cutoff, kappa.lambda_max), cause=cause)
 
-    @property
-    def _coarse(self) -> bool:
-        """Whether the products that H was compared with are only rounding, and no closed form is better."""
-        return self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM)
+    def _coarse(self, unit: int | None) -> bool:
+        """Whether the products that H was compared with are only rounding, and no closed form or penalty is better."""
+        coarse = self.check is not None and self.check.bound >= 1 and not self.route.startswith(CLOSED_FORM)
+        return coarse and unit not in self.rounding
 
     def _vanishing(self, unit: int | None) -> causes.Cause:
         """Reason why zeros of a Hessian may be numbers that double precision does not represent."""
@@ -320,7 +321,7 @@ class LayerResult(Shown):
             return undamped
         kappa = self.block(unit).damped_condition(float(damping), rtol=self._rtol)
         error = self.error(unit)
-        if undamped.is_zero or unit in self.rounding or self._coarse:
+        if undamped.is_zero or self.rounding.get(unit) is not None or self._coarse(unit):
             # round-off may be any matrix of its size
             error += self.frobenius_norm(unit).value
         return kappa.widened(error, self.uncertain) if error else kappa

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError
+from hesscond.errors import CaptureError, ConfigError
 from hesscond.hessians import HessianOperator
 from hesscond.methods import BNP, parse
 from hesscond.probing.entry import probe
@@ -214,6 +214,34 @@ def test_the_hessian_with_the_penalty_is_read_beside_the_other(space, with_):
     else:
         with pytest.raises(ConfigError, match="is that of one layer"):
             chart.network(lambda: None)
+
+
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_the_hessian_of_the_penalty_alone_is_not_zero(level):
+    """Of units that no sample reaches."""
+    model = nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2)).double()
+    nn.init.constant_(model[0].bias, -100.0)
+    batch = torch.randn(10, 3).double(), torch.randn(10, 2).double()
+    for strength, rank in ((0.5, 1), (0.0, 0)):
+        found = probe(model, nn.MSELoss(), batch, ["0"], level, method=f"l2:strength={strength}")["0"]
+        for kappa, order in zip(found.conditions, [4 if level == "unit" else 16] * len(found.conditions), strict=True):
+            assert (kappa.rank, kappa.is_zero) == (rank * order, not rank)
+            assert not rank or kappa.value == 1
+
+
+def test_frozen_parameters_have_no_penalty():
+    model = nn.Sequential(nn.Linear(3, 2)).double()
+    model[0].bias.requires_grad_(False)
+    x = torch.randn(10, 3).double()
+    batch, rows = (x, torch.randn(10, 2).double()), torch.cat([torch.ones(10, 1).double(), x], 1)
+    truth = rows.T @ rows / 10 + torch.diag(torch.tensor([0.0, 1, 1, 1]).double())
+    for level, expected in (("unit", truth), ("layer", torch.block_diag(truth, truth))):
+        found = probe(model, nn.MSELoss(), batch, ["0"], level, method="l2:strength=0.5")["0"]
+        assert torch.allclose(found.hessian(0 if level == "unit" else None), expected, rtol=1e-12)
+    method = parse("bnp+l2").create(model)
+    step(model, method, method.optimizer(LR), x, torch.arange(10) % 2)
+    with pytest.raises(CaptureError, match="some of '0' are not"):
+        probe(model, nn.MSELoss(), batch, ["0"], method=method)
 
 
 def test_in_a_chart_the_penalty_is_not_read():

@@ -181,6 +181,9 @@ class Coordinates(ABC):
 class Chart(Coordinates):
     """Coordinates in which a Hessian is known by its products: the parameters behind a weight, or a tangent space."""
 
+    #: whether the Hessian is zero where that of the plain parameters is; not with a penalty
+    keeps_zeros = True
+
     def chosen_units(self, model: nn.Module, layer: str, units: Sequence[int] | None) -> tuple[int, ...]:
         """Units of a layer that are measured (None: all)."""
         return layers.checked_units(layer, layers.chosen_layers(model, [layer])[layer], units)
