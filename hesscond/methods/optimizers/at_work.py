@@ -50,7 +50,7 @@ class AtWork(ByParameter):
         if not rate_of(reader, group):
             return None
         state = optimizer.state.get(parameter, {})
-        if not (state or reader.stateless):
+        if not (state or (reader.stateless and parameter.requires_grad)):
             return None
         for key, value in state.items():
             # counts stay on the host
