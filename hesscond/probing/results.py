@@ -165,8 +165,10 @@ class LayerResult(Shown):
         zero = self.rounding.get(unit)
         if self.check is not None and self._coarse(unit):
             zero = self.check.zero and not self._vanishing(unit)
-        if zero is None:
-            zero = kappa.is_zero or None
+        if zero is None and kappa.is_zero:
+            # a large P may enlarge rounding beyond all values, but makes no zeros of a nonzero H
+            block = self.block(unit)
+            zero = block.P is None or block.plain.condition_number(rtol=self._rtol).is_zero
         if not zero:
             return kappa if zero is None else unresolved(kappa, self._vanishing(unit) or causes.ALL_ROUNDING)
         cause = causes.Cause("the Hessian is zero: the loss does not depend on its parameters to second order")

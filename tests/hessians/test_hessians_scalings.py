@@ -6,7 +6,7 @@ from torch import nn
 
 from hesscond.errors import ConfigError
 from hesscond.hessians import Jacobi, OptimalDiagonal, OptimalKronecker
-from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker
+from hesscond.hessians.coordinates.linear import DensePreconditioner, Kronecker, Scaling
 from hesscond.probing.entry import probe
 from hesscond.scaling import optimal_diagonal_scaling
 
@@ -116,3 +116,31 @@ def test_a_null_direction_that_p_stretches_stays_one(case, size):
     assert not found.resolved or float(found) == pytest.approx(float(plain), rel=1e-6 + 1e-15 * size)
     assert not found.resolved or found.lower <= float(plain) <= found.upper
     assert found.resolved or size > 1e13
+
+
+@pytest.mark.parametrize("normalization", [nn.BatchNorm1d(4), nn.GroupNorm(2, 4)])
+@pytest.mark.parametrize("level", ["unit", "layer"])
+def test_a_bias_in_front_of_a_normalization_is_left_alone(normalization, level):
+    """Its diagonal entry is rounding, which Jacobi's scaling would make as large as the others."""
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 4), normalization, nn.SiLU(), nn.Linear(4, 2)).double()
+    batch = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    found = probe(model, nn.MSELoss(), batch, ["0"], level, Jacobi())["0"]
+    for unit, kappa in zip(found.units or [None], found.conditions, strict=True):
+        H = probe(model, nn.MSELoss(), batch, ["0"], level)["0"].hessian(unit)
+        size = H.diagonal().abs()
+        d = size.where(size > 1e-13 * size.max(), 1.0).rsqrt()
+        values = torch.linalg.eigvalsh(d[:, None] * H * d).abs().sort(descending=True).values
+        rank = int((values > 1e-12 * values[0]).sum())
+        assert (kappa.is_zero, kappa.rank) == (False, rank)
+        assert kappa.value == pytest.approx(float(values[0] / values[rank - 1]), rel=1e-7)
+
+
+def test_no_coordinates_make_a_hessian_zero():
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(3, 2), nn.BatchNorm1d(2), nn.SiLU(), nn.Linear(2, 2)).double()
+    batch = torch.randn(6, 3, dtype=torch.float64), torch.randn(6, 2, dtype=torch.float64)
+    large = Scaling(torch.tensor([1e12, 1, 1, 1]))
+    kappa = probe(model, nn.MSELoss(), batch, ["0"], "layer", large)["0"].kappa
+    assert not kappa.resolved
+    assert not kappa.is_zero

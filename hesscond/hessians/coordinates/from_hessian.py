@@ -8,6 +8,7 @@ from hesscond.errors import ConfigError, MatrixError
 from hesscond.hessians.coordinates import base, linear
 from hesscond.hessians.factored import FactoredHessian
 from hesscond.scaling import OptimalKronecker as Optimum, optimal_diagonal_scaling, optimal_kronecker_scaling
+from hesscond.spectra.condition import EPS, NOISE
 
 
 def Jacobi() -> base.HessianScaling:
@@ -38,8 +39,10 @@ def OptimalKronecker() -> base.HessianScaling:
 
 
 def jacobi_scaling(hessian: base.BlockHessian) -> linear.Scaling:
-    """Jacobi's scaling diag(|H|)^−½, and 1 where H has a zero on its diagonal."""
-    size = hessian.diagonal().abs()
+    """Jacobi's scaling diag(|H|)^−½, and 1 where H has a zero on its diagonal, or one up to rounding."""
+    size, spread = hessian.diagonal().abs(), getattr(hessian, "spread", None)
+    if spread is not None:
+        size = size.where(size > NOISE * EPS * spread.square(), 0.0)
     return diagonal(size.where(size != 0, 1.0).rsqrt(), hessian.units, "Jacobi, diag(H)^-1/2")
 
 
