@@ -734,6 +734,19 @@ def test_a_convolution_with_one_output_is_one_unit(how, bias):
     compare(found.hessian(0), truth.at(torch.cat([truth.index[key].flatten() for key in found.parameters])))
 
 
+def test_a_parameter_of_a_named_layer_that_is_in_none_of_its_units_is_named():
+    """With one input, einsum multiplies entry by entry, and what numbers outputs does not show."""
+    torch.manual_seed(0)
+    parts = {"weight": nn.Parameter(torch.randn(1, 2, 1)), "bias": nn.Parameter(torch.randn(1, 2))}
+    inner = Net(lambda m, x: (torch.einsum("bn,hdn->bhd", x, m.weight) + m.bias).flatten(1), **parts)
+    model, batch = (
+        nn.Sequential(nn.Linear(5, 1), nn.Tanh(), inner, nn.Linear(2, 3)),
+        (torch.randn(9, 5), torch.arange(9) % 3),
+    )
+    result = hesscond.probe(model, CE, batch, ["2"])
+    assert "2.bias" in result["2"].parameters or "belongs to no unit of layer '2'" in result.skipped["2.bias"]
+
+
 def test_a_layer_whose_weight_is_used_by_others_has_no_rows_for_units():
     """It is not called, and its weight multiplied with as it is."""
     torch.manual_seed(0)

@@ -37,11 +37,24 @@ def layer_results(question: Question) -> results.ProbeResult:
         m.skipped = unmeasured(m, layers) | m.skipped
     if not layers:
         raise CaptureError(together(m.skipped))
+    if question.level == "unit":
+        m.skipped = without_unit(m, layers) | m.skipped
     skipped = {name: why for name, why in m.skipped.items() if name not in layers}
     precision = "not looked at (check=False)" if m.precision is None else str(m.precision)
     result = results.ProbeResult({name: layers[name] for name in m.blocks if name in layers}, skipped, precision)
     result.scope = scope or sampled(question)
     return result
+
+
+def without_unit(m: Measurement, layers: Mapping[str, results.LayerResult]) -> dict[str, str]:
+    """Trained parameters of measured layers that are in none of their units, each with the reason."""
+    measured_ones = {parameter for layer in layers.values() for parameter in layer.parameters}
+    return {
+        parameter: f"belongs to no unit of layer {name!r}: use level='layer'"
+        for name, block in m.blocks.items()
+        for parameter in (block.parameters if name in layers else ())
+        if parameter not in measured_ones and m.question.model.get_parameter(parameter).requires_grad
+    }
 
 
 def sampled(question: Question) -> str:

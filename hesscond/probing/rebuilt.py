@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from copy import deepcopy
 from functools import partial
 from inspect import getclosurevars
@@ -55,8 +55,9 @@ def rebuilt(question: Question, spec: Spec) -> tuple[Method, Batch | Iterable[Ba
         if not is_batch(data):
             data = list(data)
         method.fit(first_arguments(spec.text, [data] if is_batch(data) else data))
-    if is_batch(data) and added:
-        method.check_batch(len(next(tensors_of(data))))
+    if added and (is_batch(data) or isinstance(data, Sequence)):
+        for batch in [data] if is_batch(data) else data:
+            method.check_batch(len(next(tensors_of(batch))))
     return method, data
 
 
