@@ -319,3 +319,5 @@ def test_one_unit_has_no_coordinates_across_units():
         assert torch.allclose(found.hessian(unit), whole[part, part], rtol=1e-10, atol=1e-14)
     with pytest.raises(ConfigError, match="acts across units"):
         shared() @ diagonal
+    with pytest.raises(ConfigError, match="right must be a Preconditioner"):
+        Kronecker(left("full"), torch.eye(ORDER))

@@ -75,6 +75,10 @@ class Kronecker(Preconditioner):
     cancels = True
 
     def __init__(self, left: torch.Tensor, right: Preconditioner, name: str = "L ⊗ R") -> None:
+        if not isinstance(right, Preconditioner):
+            raise ConfigError(
+                "right must be a Preconditioner: give hesscond.hessians.DensePreconditioner(R) for a matrix"
+            )
         self.left, self.right, self.name = left.to(torch.float64), right, name
 
     def of_unit(self, unit: int) -> Preconditioner:
