@@ -91,7 +91,7 @@ def sweep(
         performing.tell_default_rates(plans)
     data = performing.data_of(plans, data_dir)
     prepared, kept = prepare_sweep(config, plans, data, where), dict(data) if time else {}
-    outcomes = performing.perform(plans, prepared, data, place, config.threads, f"hesscond sweep {where}")
+    outcomes = performing.perform(plans, prepared, data, place, config.threads)
     stored = [open_run(p.folder) for p in plans if outcomes[p.folder.name].status in ("finished", "diverged")]
     if stored:
         keys = dict(zip(config.axes, config.settings, strict=True))
