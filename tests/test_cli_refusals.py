@@ -64,6 +64,8 @@ BAD = {
     "sweep tiny.toml -m vanilla --jobs 0": ["--jobs must be at least 1"],
     "sweep tiny.toml -m vanilla --threads 0": ["--threads must be at least 1"],
     "sweep tiny.toml -m bnp --out done/in": ["done is itself a run"],
+    "sweep runs/nothing": ["there is no folder runs/nothing, and no study of that name: see hesscond studies"],
+    "sweep fc-digitz": ["there is no folder fc-digitz", "did you mean fc-digits?"],
     "sweep .": ["is not the folder of a sweep"],
     "sweep . -m vanilla": ["leave the other options out"],
     "sweep tiny.toml -m bnp:rho=2": ["rho must be at least 0 and below 1"],
