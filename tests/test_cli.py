@@ -1,6 +1,8 @@
 """The command line, in this process: what it prints, and what it leaves behind."""
 
 import json
+import re
+import shlex
 
 import pytest
 
@@ -102,6 +104,29 @@ def test_ctrl_c_while_loading(call_cli, workplace, monkeypatch):
     assert (result.code, result.out) == (130, "")
     assert "Traceback" not in result.err
     assert not (workplace / "out").exists()
+
+
+@pytest.mark.parametrize(
+    ("command", "more"),
+    [
+        ("study tiny.toml -m bnp -m vanilla --epochs 2 --out 'my runs'", r" --resume"),
+        ("study tiny.toml -m bnp --seed 0,1", r" --out runs/tiny-[\d-]+ --resume"),
+        ("study done/config.toml --iterations 9 --resume", ""),
+        ("sweep tiny.toml -m bnp --data-dir . -j 1 --out 'my runs'", ""),
+        ("replicate paper.toml --seeds 2 --epochs 1 --jobs 1 --out 'my runs'", ""),
+    ],
+)
+def test_ctrl_c_says_the_command_that_resumes(call_cli, stored, workplace, monkeypatch, command, more):
+    def interrupt(*args, **options):
+        raise KeyboardInterrupt
+
+    (workplace / "paper.toml").write_text(STUDY.replace("3\n", '3\n[[methods]]\nname = "bnp"\nmethod = "bnp"\n', 1))
+    monkeypatch.setattr(performing, "run", interrupt)
+    monkeypatch.setattr("hesscond.study.sweep.sweep", interrupt)
+    result = call_cli(*shlex.split(command))
+    assert (result.code, result.out) == (130, "")
+    *_, said = result.err.strip().partition("resume with: ")
+    assert re.fullmatch(re.escape(f"hesscond {command}") + more, said)
 
 
 def test_a_disk_that_is_full(call_cli, workplace, monkeypatch):

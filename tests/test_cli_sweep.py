@@ -173,7 +173,7 @@ def test_signals_end_it_cleanly_and_it_goes_on(long, sent, code):
     sweep.send_signal(sent)
     said, error = sweep.communicate(timeout=60)
     assert (sweep.returncode, said) == (code, "")
-    assert error.splitlines()[-1] == "interrupted; resume with: hesscond sweep o"
+    assert error.splitlines()[-1] == f"interrupted; resume with: hesscond sweep {' '.join(arguments)}"
     before = states(out)
     assert all(gone(state["pid"]) for state in before.values())
     assert {state["status"] for state in before.values()} <= {"interrupted", "finished"}

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -78,7 +77,7 @@ def data() -> None:
 @data_app.command("fetch", cls=options.Once)
 def fetch_data(
     name: Annotated[str, typer.Argument(help="mnist, fashion-mnist, cifar10 or cifar100")],
-    data_dir: Annotated[Path | None, typer.Option(help="Folder of the data sets. Default: the cache.")] = None,
+    data_dir: options.DataDir = None,
 ) -> None:
     """Download a data set and check it.
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import shlex
 import signal
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Executor
 from dataclasses import dataclass
@@ -59,8 +61,16 @@ def shown_by(say: printing.Say, name: str) -> Callable[[Progress], None]:
     return show
 
 
-def one_by_one(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[str]:
-    """Run plans one after another, each with a sign of life; returns the sentences of those that diverged."""
+def resumed_by(*more: str) -> str:
+    """Sentence with the command that resumes, to be pasted into a shell: that of this process, and more options."""
+    return f"resume with: {shlex.join(['hesscond', *sys.argv[1:], *more])}"
+
+
+def one_by_one(plans: Sequence[RunPlan], data: Dataset, resume: bool, *lacking: str) -> list[str]:
+    """Run plans one after another, each with a sign of life; returns the sentences of those that diverged.
+
+    ``lacking``: options that the command needs beside those given if it is to resume.
+    """
     sentences = []
     for plan in plans:
         try:
@@ -68,7 +78,7 @@ def one_by_one(plans: Sequence[RunPlan], data: Dataset, resume: bool) -> list[st
                 run(plan, data, shown_by(say, plan.name), resume=resume)
         except KeyboardInterrupt:
             printing.stderr.print(
-                f"interrupted: the log up to here is in {plan.folder}; --resume continues", soft_wrap=True
+                f"interrupted: the log up to here is in {plan.folder}; {resumed_by(*lacking)}", soft_wrap=True
             )
             raise typer.Exit(printing.INTERRUPTED) from None
         except DivergedError as error:
@@ -149,9 +159,8 @@ def perform(
     data: dict[sweeps.DataKey, Dataset],
     place: Place,
     threads: int,
-    again: str,
 ) -> dict[str, sweeps.Outcome]:
-    """Perform the runs that are left, and show them; empties ``data``; ``again`` is the command that resumes."""
+    """Perform the runs that are left, and show them; empties ``data``."""
     left = prepared.left
     runs = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
     runs += f", {len(prepared.done)} of them over before" if prepared.done else ""
@@ -169,7 +178,7 @@ def perform(
                 ended = announced_by(say, [plan.folder for plan in left], len(plans))
                 outcomes |= sweeps.sweep(left, place.workers(len(left), folder), ended, threads=threads, files=files)
         except KeyboardInterrupt as interrupt:
-            printing.stderr.print(f"interrupted; resume with: {again}", soft_wrap=True)
+            printing.stderr.print(f"interrupted; {resumed_by()}", soft_wrap=True)
             raise typer.Exit(TERMINATED if isinstance(interrupt, Terminated) else printing.INTERRUPTED) from None
     return outcomes
 

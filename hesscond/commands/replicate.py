@@ -61,8 +61,7 @@ def replicate(
     data = performing.data_of(plans, data_dir)
     prepared = prepare(plans, data, where)
     own_threads = threads if threads is not None else place.threads(where)
-    again = f"hesscond replicate {name}{' --scale small' if scale == 'small' else ''}"
-    outcomes = performing.perform(plans, prepared, data, place, own_threads, again)
+    outcomes = performing.perform(plans, prepared, data, place, own_threads)
     runs: dict[str, list[store.StoredRun]] = defaultdict(list)
     for plan in plans:
         if (plan.folder / "run.sqlite").exists():

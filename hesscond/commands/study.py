@@ -76,7 +76,8 @@ def study(
     if lr is None:
         performing.tell_default_rates(plans)
     data = data.to(plans[0].device)
-    diverged = performing.one_by_one(plans, data, resume)
+    lacking = [*([] if out else ["--out", str(where)]), *([] if resume else ["--resume"])]
+    diverged = performing.one_by_one(plans, data, resume, *lacking)
     stored = [store.open_run(plan.folder) for plan in plans]
     finish(where, stored)
     for sentence in diverged:

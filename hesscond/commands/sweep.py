@@ -10,11 +10,11 @@ import torch
 import typer
 
 from hesscond.commands import options, performing, printing
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.operators.threads import torch_threads
 from hesscond.report import sweeps
 from hesscond.runs import open_run
-from hesscond.study import RunPlan, grid, load_study, sections
+from hesscond.study import RunPlan, grid, listing, load_study, sections
 from hesscond.study.sweep import DataKey, data_key, prepare_sweep, relative_cost
 
 if TYPE_CHECKING:
@@ -72,6 +72,9 @@ def sweep(
         changed = {} if threads is None else {"threads": threads}
         config = sections.validated(grid.SweepConfig, config.model_dump(exclude_none=True) | changed)
     else:
+        if ".toml" not in name and not listing.panels_of(name):
+            hint = did_you_mean(name, (row["name"] for row in listing.described()), otherwise="see hesscond studies")
+            raise ConfigError(f"there is no folder {name}, and no study of that name: {hint}")
         study = grid.Overrides(iterations, epochs, None, None, probe_every).apply(load_study(name, scale))
         where = out or Path("runs") / f"sweep-{study.name}"
         sizes = str(study.training.batch_size) if batch_size is None else batch_size
@@ -91,7 +94,7 @@ def sweep(
         performing.tell_default_rates(plans)
     data = performing.data_of(plans, data_dir)
     prepared, kept = prepare_sweep(config, plans, data, where), dict(data) if time else {}
-    outcomes = performing.perform(plans, prepared, data, place, config.threads, f"hesscond sweep {where}")
+    outcomes = performing.perform(plans, prepared, data, place, config.threads)
     stored = [open_run(p.folder) for p in plans if outcomes[p.folder.name].status in ("finished", "diverged")]
     if stored:
         keys = dict(zip(config.axes, config.settings, strict=True))

@@ -116,7 +116,7 @@ def fetch(name: str, data_dir: Path | str | None = None) -> Path:
         One of `names`.
     data_dir : Path or str, optional
         Folder for the copy, made if it does not exist. By default any copy that `load` finds is accepted, and a
-        download goes into the cache.
+        download goes into ``$HESSCOND_DATA_DIR``, or into the cache if that is not set.
 
     Returns
     -------
@@ -154,7 +154,7 @@ def _source(name: str, choices: Iterable[str] | None = None) -> sources.Source:
 
 
 def _directories(source: sources.Source, data_dir: Path | str | None) -> list[Path]:
-    """Folders to search, in order; a download goes into the last one."""
+    """Folders to search, in order."""
     if not source.on_disk:
         return []
     if data_dir is not None:

@@ -87,7 +87,8 @@ class PublishedSource(sources.Source):
             return {names[m.name]: file.read() for m in tar if m.name in names and (file := tar.extractfile(m))}
 
     def load(self, options: Mapping[str, Any], directories: Sequence[Path], *, download: bool, **how: Any) -> Dataset:
-        place = self.present(directories, download=download)[1]
+        # the folder that the variable names may be shared, and not for writing
+        place = self.present(directories, directories[-1] if download else None)[1]
         contents = self.verified_files(place)
         # an archive has its members in any order
         train, train_targets, test, test_targets = self.decode([contents[file] for file in self.md5])
@@ -97,18 +98,17 @@ class PublishedSource(sources.Source):
         return next((place for directory in directories if (place := self.find(directory))), None)
 
     def fetch(self, directories: Sequence[Path]) -> Path:
-        directory, place = self.present(directories, download=True)
+        directory, place = self.present(directories, directories[0])
         self.verified_files(place)
         return directory
 
-    def present(self, directories: Sequence[Path], *, download: bool) -> tuple[Path, Path]:
-        """Folder searched and the copy found in it, downloaded into the last one if there was none."""
+    def present(self, directories: Sequence[Path], target: Path | None) -> tuple[Path, Path]:
+        """Folder searched and the copy found in it, downloaded into ``target`` if there was none."""
         for directory in directories:
             if place := self.find(directory):
                 return directory, place
-        if not download:
+        if target is None:
             raise self.not_found(directories, "downloading was not allowed")
-        target = directories[-1]
         try:
             files.download_files(self.downloads, target)
         except files.DownloadError as error:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
         RunLog as RunLog,
         can_be_resumed as can_be_resumed,
         check_free as check_free,
-        check_no_run as check_no_run,
+        check_outside_runs as check_outside_runs,
     )
     from hesscond.runs.store import (
         LOG as LOG,

@@ -207,10 +207,11 @@ def now() -> str:
     return time.strftime("%Y-%m-%dT%H:%M:%S%z")
 
 
-def check_no_run(folder: Path) -> None:
-    """Refuse a folder that is itself a run, or a file."""
-    if os.path.lexists(folder / store.LOG):
-        raise ConfigError(f"{folder} holds a run: add --resume to go on with it, or give another --out")
+def check_outside_runs(folder: Path) -> None:
+    """Refuse a folder that is or lies in a run, in which nobody looks for others, or a file."""
+    for place in (folder, *Path(os.path.abspath(folder)).parents):
+        if os.path.lexists(place / store.LOG):
+            raise ConfigError(f"{place} is itself a run, and cannot hold others: give another --out")
     if folder.exists() and not folder.is_dir():
         raise ConfigError(f"{folder} is a file: give a folder for the run")
 
@@ -254,7 +255,9 @@ def differences(stored_config: Mapping[str, Any], wanted: Mapping[str, Any], *, 
 
 def check_free(folder: Path, *, begun: bool = False) -> None:
     """Refuse a folder with anything but a run's lock; with ``begun``, what a killed start left behind is allowed."""
-    check_no_run(folder)
+    if os.path.lexists(folder / store.LOG):
+        raise ConfigError(f"{folder} holds a run: add --resume to go on with it, or give another --out")
+    check_outside_runs(folder)
     if not folder.is_dir():
         return
     below = sorted(log.parent.name for log in folder.glob(f"*/{store.LOG}"))

@@ -119,6 +119,8 @@ def check_schema(connection: sqlite3.Connection) -> None:
 
 
 LOG = "run.sqlite"
+#: Name of the data of a watched training.
+WATCHED = "watched"
 #: Statuses of a run that is over and need not be resumed.
 OVER = ("finished", "diverged")
 #: Seconds after which a run on another machine, of which nothing was heard since, is no longer called running.
@@ -164,8 +166,9 @@ class StoredRun:
     config
         The contents of ``config.toml``; ``config["run"]`` has method, seed, learning rate and versions.
     facts
-        Status, message and times; status is running, finished, interrupted, diverged, failed or killed, or silent: the
-        run is on another machine, and its log has not changed for a quarter of an hour.
+        Status, message and times; status is running, finished, interrupted, diverged, failed or killed ("killed or not
+        closed": a watch), or silent: the run is on another machine, and its log has not changed for a quarter of an
+        hour.
     """
 
     folder: Path
@@ -309,7 +312,9 @@ def open_run(folder: Path | str) -> StoredRun:
         (latest,) = connection.execute("SELECT MAX(time) FROM clock").fetchone()
     if facts.get("status") == "running":
         if facts.get("host", socket.gethostname()) == socket.gethostname():
-            facts["status"] = "running" if alive(facts.get("pid", "")) else "killed"
+            # of a watch it is the user who closes it
+            gone = "killed or not closed" if config["data"].get("name") == WATCHED else "killed"
+            facts["status"] = "running" if alive(facts.get("pid", "")) else gone
         elif time.time() - (latest or 0.0) > SILENCE:
             facts["status"] = "silent"
     return StoredRun(folder, config, facts)

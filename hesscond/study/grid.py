@@ -110,8 +110,8 @@ def plan_runs(
     if len(set(methods)) < len(methods) or len(set(seeds)) < len(seeds):
         raise ConfigError("a method or seed is given twice")
     single = len(methods) * len(seeds) == 1
-    if not resume:
-        log.check_free(out) if single else log.check_no_run(out)
+    if not single:
+        log.check_outside_runs(out)
     variants = [study.variant(name) for name in methods]
     if len({(variant.study.model_dump_json(), variant.method) for variant in variants}) < len(variants):
         raise ConfigError("a method is given twice, under two names")

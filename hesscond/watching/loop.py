@@ -19,7 +19,7 @@ from hesscond.errors import ConfigError, HesscondError, one_line, out_of_memory
 from hesscond.methods.optimizers import named
 from hesscond.problem import evaluation, wrappers
 from hesscond.problem.devices import runtime
-from hesscond.runs import log as run_log, place_name
+from hesscond.runs import log as run_log, place_name, store
 from hesscond.sheets import CONDITION
 from hesscond.watching.destinations import Destination, destinations
 from hesscond.watching.measuring import Measuring, Row, rates_of
@@ -209,7 +209,7 @@ class Watch:
         probe = {"layers": list(measuring.blocks), "units": "all", "levels": [measuring.level], "precision": "float64"}
         return {
             "name": name,
-            "data": {"name": "watched"},
+            "data": {"name": store.WATCHED},
             "model": {"name": name},
             "training": {"batch_size": measuring.samples, "loss": loss},
             "probe": probe,

@@ -201,6 +201,17 @@ def test_fetch_makes_the_folder_and_returns_what_load_accepts(small_idx, served,
     assert {path.name for path in (tmp_path / "new").iterdir()} == {"MNIST", "FashionMNIST"}
 
 
+def test_fetch_writes_where_load_looks_first_and_load_into_the_cache(small_cifar, served, cache, tmp_path, monkeypatch):
+    name, archive = small_cifar.source.name, small_cifar.source.archive
+    monkeypatch.setenv("HESSCOND_DATA_DIR", str(tmp_path / "shared"))
+    served[archive.url] = small_cifar.archive
+    # it may not be for writing
+    assert load(name).source == str(cache / archive.path)
+    (cache / archive.path).unlink()
+    assert fetch(name) == tmp_path / "shared"
+    assert load(name, download=False).source == str(tmp_path / "shared" / archive.path)
+
+
 def test_an_interrupted_download_is_resumed(small_idx, served, cache):
     small = small_idx["mnist"]
     urls = {f"{small.source.url}{file}": content for file, content in small.gz.items()}

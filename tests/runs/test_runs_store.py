@@ -2,6 +2,7 @@
 
 import math
 import os
+import re
 import sqlite3
 import subprocess
 import sys
@@ -127,6 +128,10 @@ def test_a_run_in_progress_and_a_killed_one(log):
     for pid in (gone.pid, "", "x", -1, 0, 10**30):
         log.mark(pid=pid)
         assert open_run(log.folder).status == "killed"
+    config = log.folder / "config.toml"
+    config.write_text(re.sub(r'(\[data\]\nname = )".*"', r'\1"watched"', before := config.read_text()))
+    assert before != config.read_text()
+    assert open_run(log.folder).status == "killed or not closed"
     log.mark(pid=os.getppid())
     assert open_run(log.folder).status == "running"
 

@@ -87,9 +87,9 @@ def test_kill_9_loses_at_most_the_iteration_in_flight(tmp_path, stopped):
 def test_ctrl_c_leaves_a_readable_run_and_starts_no_other(tmp_path, stopped):
     code, error = stopped(tmp_path / "out", 40, signal.SIGINT)
     assert code == 130
-    assert error.splitlines() == [
-        f"interrupted: the log up to here is in {tmp_path / 'out' / 'bnp-seed0'}; --resume continues"
-    ]
+    begin = f"interrupted: the log up to here is in {tmp_path / 'out' / 'bnp-seed0'}; resume with: hesscond study "
+    assert error.startswith(begin)
+    assert error.endswith(f" --iterations 100000 --out {tmp_path / 'out'} --resume\n")
     run = open_run(tmp_path / "out" / "bnp-seed0")
     assert run.status == "interrupted"
     check_consistent(run, 40)
