@@ -133,6 +133,17 @@ def located(name: str, ends: tuple[float, float]) -> dict[str, float]:
     return {name: low if low == high else np.nan, f"{name}_lower": low, f"{name}_upper": high}
 
 
+def median_kappa(probe: pd.DataFrame, quantity: str) -> dict[str, float]:
+    """Median of a κ over all rows as `located` columns; every table of runs takes it from here."""
+    return located(quantity, quantile(*intervals(probe, quantity), 0.5))
+
+
+def shown_probes(probe: pd.DataFrame) -> pd.DataFrame:
+    """Rows that tables take medians over: of mini-batches, or of the training set where no mini-batch was probed."""
+    batches = probe[probe["data"] == "batch"]
+    return batches if len(batches) else probe
+
+
 #: κ(PᵀHP) from which the smallest singular value of the normalized features is of the size of their own rounding: u⁻²
 #: with float32's unit round-off u = 2⁻²⁴.
 FLOAT32_LIMIT = float(2**48)

@@ -23,6 +23,8 @@ FORMATS = ("text", "md", "latex", "csv")
 LONGEST_FIXED = 1e6
 #: Text in place of a missing value.
 DASH = "–"
+#: End of the caption of a table with lower bounds.
+OPEN = "; ≥: a lower bound, unresolved κ leave it open"
 
 
 def number(value: float, form: str = ".2e") -> str:
@@ -40,7 +42,7 @@ def number(value: float, form: str = ".2e") -> str:
 
 
 def known(value: float, lower: float) -> str:
-    """A κ, or where none was resolved the lower bound."""
+    """A κ, or where unresolved ones leave it open the lower bound."""
     return number(value) if math.isnan(lower) or not math.isnan(value) else f"≥ {number(lower)}"
 
 
