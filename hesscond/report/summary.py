@@ -42,12 +42,11 @@ def summary_caption(frame: pd.DataFrame) -> str:
 
 def summary_columns(frame: pd.DataFrame) -> list[tables.Column]:
     """Columns of `summary_frame` as they are shown, in 80 columns; those that no run has are left out."""
-    data, several = probed_data(frame), frame["seed"].nunique() > 1
+    data = probed_data(frame)
 
     def name(row: Mapping[str, Any]) -> str:
         status = "collapsed" if row["collapsed"] else row["status"]
-        label = f"{row['method']} seed {row['seed']}" if several else row["method"]
-        return label if status == "finished" else f"{label} ({status})"
+        return str(row["label"]) if status == "finished" else f"{row['label']} ({status})"
 
     columns = [tables.Column("method", name, left=True), tables.numbers("loss", "training_loss_tail_mean", ".3f")]
     for title, key, form, factor in METRICS:
@@ -82,8 +81,8 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     Returns
     -------
     pandas.DataFrame
-        One row per run, in the order given. method, seed, status, collapsed (to constant outputs), learning_rate,
-        batch_size, iterations;
+        One row per run, by method and seed. method, label (tells runs apart), seed, status, collapsed (to constant
+        outputs), learning_rate, batch_size, iterations;
         training_loss_tail_mean: mean mini-batch loss of the last tail_iterations = min(100, 10 %) iterations;
         test_loss, test_accuracy, …: last value of each column of the log's evaluations; seconds that the run worked.
         Then the columns below with ``batch_`` in front for the mini-batches (medians over the probed iterations, of two
@@ -101,7 +100,16 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     import pandas as pd
 
     chosen = selection.select(runs, layer, unit)
-    frame = pd.DataFrame([summary_of(run, chosen) for run in selection.in_order(chosen.runs)])
+    ordered = selection.in_order(chosen.runs)
+    frame = pd.DataFrame([summary_of(run, chosen) for run in ordered])
+    labels = selection.labels_of(map(selection.setting_of, ordered))
+    several = frame["seed"].nunique() > 1
+    names = [labels[selection.setting_of(run)] + f" seed {run.seed}" * several for run in ordered]
+    # nothing but its folder tells a repetition apart
+    names = [
+        f"{name} · {run.folder}" if names.count(name) > 1 else name for run, name in zip(ordered, names, strict=True)
+    ]
+    frame.insert(1, "label", names)
     frame.attrs["title"] = chosen.title
     return frame
 

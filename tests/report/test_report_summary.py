@@ -91,6 +91,14 @@ def test_runs_without_probes_or_evaluations(make_run):
     assert "nothing was probed" in printed(summary_table([run]))
 
 
+def test_no_two_rows_have_the_same_name(make_run):
+    runs = [make_run("vanilla", learning_rate=rate, iterations=20) for rate in (0.1, 0.01, 0.01)] + [make_run("bnp")]
+    names = ["vanilla · lr 0.1", *(f"vanilla · lr 0.01 · {run.folder}" for run in runs[1:3]), "bnp"]
+    assert sorted(summary_frame(runs)["label"]) == sorted(names)
+    shown = printed(summary_table(runs[:2]))
+    assert all(name in shown for name in ("vanilla · lr 0.1 ", "vanilla · lr 0.01 "))
+
+
 @pytest.mark.parametrize("unresolved", [0.0, 0.2, 0.7, 3.0])
 def test_every_table_has_the_same_median(make_run, unresolved):
     run = make_run("bnp", iterations=60, unresolved=unresolved)
