@@ -76,6 +76,8 @@ def loss_of(run: StoredRun) -> pd.Series:
 
 def is_collapsed(run: StoredRun) -> bool:
     """Whether a run ended with constant outputs: H, which only the bias enters, has κ = 1, which is no merit."""
+    if run.status == "diverged":
+        return False
     loss = loss_of(run).dropna()
     probe = run.table("probe")
     last = probe[(probe["iteration"] >= 0.9 * probe["iteration"].max()) & (probe["n_params"] > 2)]
