@@ -87,6 +87,13 @@ def test_the_ratio_at_equal_loss_is_that_of_the_laws_of_both(make):
         ({}, {"factor": 50.0}, r"is ([\d.]+) times larger than vanilla's", 50.0),
         ({}, {"factor": 1.1}, "not clearly different()", None),
         ({"power": 0.0}, {"power": 0.0}, "equals vanilla's to 1 %() [(]", None),
+        # one unit: the quartiles are ratios too
+        (
+            {"power": 0.0},
+            {"power": 0.0, "gain": 1.02},
+            r"is ([\d.]+) times smaller .* [(]quartiles 1.02 to 1.02;",
+            1.02,
+        ),
         # all κ of vanilla are unresolved, their lower bounds of 0.9 κ above those of bnp
         ({"unresolved": 1.0}, {"gain": 1000.0}, r"is at least ([\d,]+) times smaller", 900.0),
     ],
