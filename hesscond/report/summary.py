@@ -37,7 +37,8 @@ def has_unresolved(frame: pd.DataFrame) -> bool:
 def summary_caption(frame: pd.DataFrame) -> str:
     """Caption that explains the columns of `summary_columns`."""
     few = f"; unres.: how many κ own are unresolved{tables.OPEN}" * has_unresolved(frame)
-    return f"κ own: κ in the coordinates in which the method takes plain gradient steps; {probed_rows(frame)}{few}"
+    own = "κ own: κ in the coordinates in which the method takes plain gradient steps"
+    return f"{tables.LAST}; {own}; {probed_rows(frame)}{few}"
 
 
 def summary_columns(frame: pd.DataFrame) -> list[tables.Column]:
@@ -48,7 +49,7 @@ def summary_columns(frame: pd.DataFrame) -> list[tables.Column]:
         status = "collapsed" if row["collapsed"] else row["status"]
         return str(row["label"]) if status == "finished" else f"{row['label']} ({status})"
 
-    columns = [tables.Column("method", name, left=True), tables.numbers("loss", "training_loss_tail_mean", ".3f")]
+    columns = [tables.Column("method", name, left=True), tables.numbers("loss", "training_loss_tail_mean", tables.LOSS)]
     for title, key, form, factor in METRICS:
         if frame[key].notna().any():
             columns.append(tables.numbers(title, key, form, factor))
@@ -187,7 +188,7 @@ def seeds_caption(frame: pd.DataFrame) -> str:
     """Caption that explains the columns of `seed_columns`."""
     few = tables.OPEN * any(frame["kappa_own_open"])
     return (
-        "mean (smallest … largest) over the seeds that finished; loss: training, the last iterations; κ own: in the "
+        f"mean (smallest … largest) over the seeds that finished; {tables.LAST}; κ own: in the "
         f"method's coordinates, {frame.attrs['probed']}, geometric mean{few}"
     )
 
@@ -201,7 +202,7 @@ def seed_columns(frame: pd.DataFrame) -> list[tables.Column]:
     columns += [tables.numbers("seeds", "seeds", "d"), tables.numbers("diverged", "diverged", "d")]
     if frame["unfinished"].any():
         columns.append(tables.numbers("unfinished", "unfinished", "d"))
-    columns.append(tables.Column("loss", lambda row: ranged(row, "loss", ".3f")))
+    columns.append(tables.Column("loss", lambda row: ranged(row, "loss", tables.LOSS)))
     if frame["accuracy_mean"].notna().any():
         columns.append(tables.Column("accuracy %", lambda row: ranged(row, "accuracy", ".1f", 100)))
     return [*columns, tables.Column("κ own", lambda row: ranged(row, "kappa_own", ".2e", lower=row["kappa_own_open"]))]

@@ -111,8 +111,8 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> table
     marks = {"lowest": "< ", "highest": "> ", "": ""}
     levels = [level for level in LEVELS if f"{level}_kappa" in best]
     caption = (
-        "each method at its best rate by the final training loss, mean over the seeds; < or > at a rate: the lowest or "
-        "highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
+        f"each method at its best rate by the loss, mean over the seeds; {tables.LAST}; < or > at a rate: the lowest "
+        "or highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
     )
     if levels:
         caption += (
@@ -136,7 +136,7 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> table
             "rates", lambda row: f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"])
         ),
         tables.numbers("seeds", "seeds", "d"),
-        tables.numbers("loss", "loss", ".3f"),
+        tables.numbers("loss", "loss", tables.LOSS),
         *([tables.numbers("acc.%", "accuracy", ".1f", 100)] if best["accuracy"].notna().any() else []),
     ]
     for level in levels:

@@ -23,6 +23,8 @@ FORMATS = ("text", "md", "latex", "csv")
 LONGEST_FIXED = 1e6
 #: Text in place of a missing value.
 DASH = "–"
+#: Format of a training loss, and what the captions say of it.
+LOSS, LAST = "#.3g", "loss: training, mean of the last 10 % of the iterations (at most 100)"
 #: End of the caption of a table with lower bounds.
 OPEN = "; ≥: a lower bound, unresolved κ leave it open"
 
@@ -38,7 +40,7 @@ def number(value: float, form: str = ".2e") -> str:
     if form == "d":
         return str(int(value))
     # in fixed notation, a loss that blew up would fill the line
-    return format(value, ".2e" if form.endswith("f") and abs(value) >= LONGEST_FIXED else form)
+    return format(value, ".2e" if form.endswith("f") and abs(value) >= LONGEST_FIXED else form).rstrip(".")
 
 
 def known(value: float, lower: float) -> str:
