@@ -85,7 +85,7 @@ def export(
     runs: options.Runs,
     table: Annotated[str, typer.Option(help=" | ".join(store.TABLES))] = "probe",
     format: Annotated[
-        str | None, typer.Option(help=f"{' | '.join(FORMATS)}. Default: as the file's name ends, else csv.")
+        str | None, typer.Option(help=f"{' | '.join(FORMATS)}. Default: as the file's name ends, or csv.")
     ] = None,
     output: Annotated[Path | None, typer.Option("--output", "-o", help="File, else standard output.")] = None,
 ) -> None:
@@ -98,11 +98,11 @@ def export(
 
     Example: hesscond export runs --table evaluation -o evaluation.parquet
     """
-    ending = None if output is None else output.suffix[1:].lower()
-    format = options.choice("--format", format or (ending if ending in FORMATS else "csv"), FORMATS)
-    if ending in FORMATS and ending != format:
+    options.check_file("--output", output, None if format else [f".{known}" for known in FORMATS])
+    ending = "csv" if output is None else output.suffix[1:].lower()
+    format = options.choice("--format", format or ending, FORMATS)
+    if output is not None and ending in FORMATS and ending != format:
         raise ConfigError(f"--format {format} and --output {output} contradict each other")
-    options.check_file("--output", output, None)
     stored = options.collect(runs)
     single = len(runs) == 1 and stored[0].folder == runs[0]
     frame = stored[0].table(table) if single else joint_table(stored, table)

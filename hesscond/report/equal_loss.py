@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter, ScalarFormatter
+from matplotlib.ticker import LogFormatterMathtext, LogLocator, NullFormatter, NullLocator, ScalarFormatter
 
 from hesscond.report import plotting, registry, selection, series, verdict
 from hesscond.report.page import Page
@@ -33,12 +33,13 @@ def equal_loss_figure(
 
     On the right, lines are medians of κ in the method's own coordinates over the probes in each interval of loss, bands
     are their interquartile ranges, and triangles are lower bounds of medians that unresolved values leave open. With at
-    most two methods, κ(H) is dotted where it is a different number. Runs that diverged or collapsed are left out. The
-    verdict is printed below.
+    most two methods, κ(H) is dotted where it is a different number. Runs that diverged or collapsed are left out,
+    and if nothing else is left only their losses are drawn. The verdict is printed below.
     """
     chosen = selection.select(runs, layer, unit)
-    groups, _ = verdict.compared_groups(runs)
-    looks = selection.looks_of([group for group, _ in groups])
+    groups, left_out = verdict.compared_groups(runs)
+    together = [group for group, _ in groups] or selection.probed_groups(runs)
+    looks = selection.looks_of(together)
     with page.styled():
         figure = page.figure(2.6 if page.wide else 4.6)
         left, right = figure.subplots(1, 2, width_ratios=(1, 1.3)) if page.wide else figure.subplots(2, 1)
@@ -48,9 +49,13 @@ def equal_loss_figure(
             plotting.draw_curve(
                 left, curves, LOSS, color, series.window_of(max(map(len, curves))), f"{group.label}-loss"
             )
+        if not groups:
+            for group in together:
+                curves = [series.loss_of(run) for run in group.runs]
+                plotting.draw_seeds(left, group, curves, looks[group.label], "-", f"{group.label}-loss")
         left.set(yscale="log", xlabel="iteration", ylabel=f"training {plotting.loss_name(runs)}")
         plotting.along_iterations(left)
-        plotting.logarithmic(left)
+        plotting.logarithmic(left) if left.lines else plotting.say_empty(left, "no finite loss")
         shown = ["kappa_own", "kappa"] if len(groups) <= TOGETHER else ["kappa_own"]
         probes = {group.label: verdict.Probes.of(chosen, members) for group, members in groups}
         losses = np.concatenate([probe_set.loss[probe_set.loss > 0] for probe_set in probes.values()] or [np.zeros(0)])
@@ -72,21 +77,20 @@ def equal_loss_figure(
             right.xaxis.set_major_formatter(LogFormatterMathtext() if decades else ScalarFormatter(useOffset=False))
             right.xaxis.set_minor_formatter(NullFormatter())
         else:
-            plotting.say_empty(right, "not probed")
+            plotting.say_empty(right, "not probed" if groups else "κ is not compared: see below")
+            right.xaxis.set_major_locator(NullLocator())
         for ax in (left, right):
             ax.spines[["top", "right"]].set_visible(False)
             ax.grid(axis="y", color="0.92", lw=0.4)
             ax.set_axisbelow(True)
-        handles = [plotting.method_handle(group.label, looks[group.label]) for group, _ in groups]
+        handles = [plotting.method_handle(group.label, looks[group.label]) for group in together]
         if "kappa" in drawn:
             styles = ((OWN, "-"), (PLAIN, ":"))
             handles += [Line2D([], [], color=plotting.NEUTRAL, lw=1.1, ls=ls, label=label) for label, ls in styles]
         plotting.add_heading(figure, page, chosen.title, handles)
-        sentences = (
-            verdict.verdict_sentences(runs, layer=layer, unit=unit)[: max(1, len(groups) - 1)]
-            if len(groups) <= TOGETHER
-            else ()
-        )
+        sentences: Sequence[str] = left_out if not groups else ()
+        if 0 < len(groups) <= TOGETHER:
+            sentences = verdict.verdict_sentences(runs, layer=layer, unit=unit)[: max(1, len(groups) - 1)]
         plotting.label_figure(figure, page, None, " ".join([*sentences, *plotting.out_of_view([left, right])]))
     return figure
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TYPE_CHECKING
@@ -151,18 +151,26 @@ def groups_of(runs: Sequence[StoredRun]) -> list[Group]:
     for run in in_order(runs):
         by_setting.setdefault(setting_of(run), []).append(run)
     result, places = [], {name: place for place, (name, _, _) in enumerate(by_setting)}
+    labels = labels_of(by_setting)
     for method, rate, size in sorted(by_setting, key=lambda key: (places[key[0]], key)):
-        members = by_setting[method, rate, size]
-        same = [key for key in by_setting if key[0] == method]
-        label = method
-        label += f" · lr {rate:g}" if len({key[1] for key in same}) > 1 else ""
-        label += f" · batch {size}" if len({key[2] for key in same}) > 1 else ""
-        members = sorted(members, key=lambda run: run.seed)
+        label = labels[method, rate, size]
+        members = sorted(by_setting[method, rate, size], key=lambda run: run.seed)
         for one, other in pairwise(members):
             if one.seed == other.seed:
                 raise ConfigError(f"{one.folder} and {other.folder} are both {one.label}: give one run of each seed")
         result.append(Group(label, method, rate, size, tuple(members)))
     return result
+
+
+def labels_of(settings: Iterable[tuple[str, float, int]]) -> dict[tuple[str, float, int], str]:
+    """Label of each setting: the method, with the learning rate and the batch size where it has several."""
+    labels = {}
+    for method, rate, size in (keys := set(settings)):
+        label = method
+        label += f" · lr {rate:g}" if len({key[1] for key in keys if key[0] == method}) > 1 else ""
+        label += f" · batch {size}" if len({key[2] for key in keys if key[0] == method}) > 1 else ""
+        labels[method, rate, size] = label
+    return labels
 
 
 def setting_of(run: StoredRun) -> tuple[str, float, int]:

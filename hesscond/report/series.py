@@ -76,6 +76,8 @@ def loss_of(run: StoredRun) -> pd.Series:
 
 def is_collapsed(run: StoredRun) -> bool:
     """Whether a run ended with constant outputs: H, which only the bias enters, has κ = 1, which is no merit."""
+    if run.status == "diverged":
+        return False
     loss = loss_of(run).dropna()
     probe = run.table("probe")
     last = probe[(probe["iteration"] >= 0.9 * probe["iteration"].max()) & (probe["n_params"] > 2)]
@@ -131,6 +133,17 @@ def located(name: str, ends: tuple[float, float]) -> dict[str, float]:
     """Columns of a quantity with two bounds: its value, NaN unless they are equal, ``_lower`` and ``_upper``."""
     low, high = ends
     return {name: low if low == high else np.nan, f"{name}_lower": low, f"{name}_upper": high}
+
+
+def median_kappa(probe: pd.DataFrame, quantity: str) -> dict[str, float]:
+    """Median of a κ over all rows as `located` columns; every table of runs takes it from here."""
+    return located(quantity, quantile(*intervals(probe, quantity), 0.5))
+
+
+def shown_probes(probe: pd.DataFrame) -> pd.DataFrame:
+    """Rows that tables take medians over: of mini-batches, or of the training set where no mini-batch was probed."""
+    batches = probe[probe["data"] == "batch"]
+    return batches if len(batches) else probe
 
 
 #: κ(PᵀHP) from which the smallest singular value of the normalized features is of the size of their own rounding: u⁻²

@@ -21,6 +21,14 @@ def probed_data(frame: pd.DataFrame) -> str:
     return "batch" if frame["batch_probes"].any() else "train"
 
 
+def probed_rows(frame: pd.DataFrame) -> str:
+    """What the κ of `probed_data` are of, for captions."""
+    data = probed_data(frame)
+    if not frame[f"{data}_probes"].any():
+        return "nothing was probed"
+    return "medians over the probed mini-batches" if data == "batch" else "last probe of the training set"
+
+
 def has_unresolved(frame: pd.DataFrame) -> bool:
     """Whether some κ of `probed_data` is unresolved."""
     return any(frame[f"{probed_data(frame)}_{name}_unresolved"].any() for name in ("kappa", "kappa_own"))
@@ -28,23 +36,20 @@ def has_unresolved(frame: pd.DataFrame) -> bool:
 
 def summary_caption(frame: pd.DataFrame) -> str:
     """Caption that explains the columns of `summary_columns`."""
-    data = probed_data(frame)
-    probed = "medians over the probed mini-batches" if data == "batch" else "last probe of the training set"
-    probed = probed if frame[f"{data}_probes"].any() else "nothing was probed"
-    few = "; unres.: how many κ own are unresolved" * has_unresolved(frame)
-    return f"κ own: κ in the coordinates in which the method takes plain gradient steps; {probed}{few}"
+    few = f"; unres.: how many κ own are unresolved{tables.OPEN}" * has_unresolved(frame)
+    own = "κ own: κ in the coordinates in which the method takes plain gradient steps"
+    return f"{tables.LAST}; {own}; {probed_rows(frame)}{few}"
 
 
 def summary_columns(frame: pd.DataFrame) -> list[tables.Column]:
     """Columns of `summary_frame` as they are shown, in 80 columns; those that no run has are left out."""
-    data, several = probed_data(frame), frame["seed"].nunique() > 1
+    data = probed_data(frame)
 
     def name(row: Mapping[str, Any]) -> str:
         status = "collapsed" if row["collapsed"] else row["status"]
-        label = f"{row['method']} seed {row['seed']}" if several else row["method"]
-        return label if status == "finished" else f"{label} ({status})"
+        return str(row["label"]) if status == "finished" else f"{row['label']} ({status})"
 
-    columns = [tables.Column("method", name, left=True), tables.numbers("loss", "training_loss_tail_mean", ".3f")]
+    columns = [tables.Column("method", name, left=True), tables.numbers("loss", "training_loss_tail_mean", tables.LOSS)]
     for title, key, form, factor in METRICS:
         if frame[key].notna().any():
             columns.append(tables.numbers(title, key, form, factor))
@@ -77,18 +82,18 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     Returns
     -------
     pandas.DataFrame
-        One row per run, in the order given. method, seed, status, collapsed (to constant outputs), learning_rate,
-        batch_size, iterations;
+        One row per run, by method and seed. method, label (tells runs apart), seed, status, collapsed (to constant
+        outputs), learning_rate, batch_size, iterations;
         training_loss_tail_mean: mean mini-batch loss of the last tail_iterations = min(100, 10 %) iterations;
         test_loss, test_accuracy, …: last value of each column of the log's evaluations; seconds that the run worked.
-        Then the columns below with ``batch_`` in front for the mini-batches (medians over the probed iterations), and
-        with ``train_`` for the last probe of the whole training set:
+        Then the columns below with ``batch_`` in front for the mini-batches (medians over the probed iterations, of two
+        in the middle the lower), and with ``train_`` for the last probe of the whole training set:
 
         - probes: number of probed iterations (train: number of them that went into the row, 1 or 0);
         - kappa, kappa_preconditioned, kappa_own: κ in the plain coordinates, with P from the raw statistics of the
-          samples, and in the method's own coordinates; over the resolved ones only, NaN if there are none;
+          samples, and in the method's own coordinates; NaN if unresolved κ leave the median open;
+        - the same with ``_lower`` and ``_upper``: bounds of the median;
         - the same with ``_unresolved``: number of κ that were not resolved;
-        - the same with ``_lower``: median lower bound of those, NaN if there are none;
         - gain: κ(H)/κ(PᵀHP), where both are resolved;
         - kappa_D_squared: κ(D)²;
         - dead: input features without variation (batch: the most in any batch).
@@ -96,30 +101,25 @@ def summary_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: 
     import pandas as pd
 
     chosen = selection.select(runs, layer, unit)
-    rows = []
-    for run in selection.in_order(chosen.runs):
-        row = training_summary(run)
-        train = chosen.probe(run, "train")
-        for data, probe in (("batch", chosen.probe(run, "batch")), ("train", train.tail(1))):
-            row[f"{data}_probes"] = len(probe)
-            for quantity in series.RESOLVED:
-                row[f"{data}_{quantity}"] = median(series.resolved_values(probe, quantity))
-                row[f"{data}_{quantity}_unresolved"] = int(series.is_unresolved(probe, quantity).sum())
-                row[f"{data}_{quantity}_lower"] = median(series.lower_bounds(probe, quantity))
-            row[f"{data}_gain"] = median(series.gain(probe))
-            row[f"{data}_kappa_D_squared"] = median(series.finite(probe["kappa_D"]) ** 2)
-            row[f"{data}_dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
-        rows.append(row)
-    frame = pd.DataFrame(rows)
+    ordered = selection.in_order(chosen.runs)
+    frame = pd.DataFrame([summary_of(run, chosen) for run in ordered])
+    labels = selection.labels_of(map(selection.setting_of, ordered))
+    several = frame["seed"].nunique() > 1
+    names = [labels[selection.setting_of(run)] + f" seed {run.seed}" * several for run in ordered]
+    # nothing but its folder tells a repetition apart
+    names = [
+        f"{name} · {run.folder}" if names.count(name) > 1 else name for run, name in zip(ordered, names, strict=True)
+    ]
+    frame.insert(1, "label", names)
     frame.attrs["title"] = chosen.title
     return frame
 
 
-def training_summary(run: StoredRun) -> dict[str, Any]:
-    """Columns of `summary_frame` about the training and the evaluations."""
+def summary_of(run: StoredRun, chosen: selection.Selection) -> dict[str, Any]:
+    """The row of `summary_frame` of one of the chosen runs."""
     training, evaluation = run.table("training"), run.table("evaluation")
     tail = training["loss"].tail(max(1, min(100, len(training) // 10)))
-    return {
+    row: dict[str, Any] = {
         "method": run.method,
         "seed": run.seed,
         "status": run.status,
@@ -136,29 +136,27 @@ def training_summary(run: StoredRun) -> dict[str, Any]:
         },
         "seconds": run.seconds,
     }
-
-
-def median(values: pd.Series) -> float:
-    """Median of the values that are not NaN; NaN if there are none."""
-    numbers = values.dropna()
-    # bounds of κ reach the largest numbers, whose sum overflows
-    return 2 * float((numbers / 2).median()) if len(numbers) else math.nan
+    for data, probe in (("batch", chosen.probe(run, "batch")), ("train", chosen.probe(run, "train").tail(1))):
+        row[f"{data}_probes"] = len(probe)
+        for quantity in series.RESOLVED:
+            row |= {f"{data}_{name}": value for name, value in series.median_kappa(probe, quantity).items()}
+            row[f"{data}_{quantity}_unresolved"] = int(series.is_unresolved(probe, quantity).sum())
+        for name, values in (("gain", series.gain(probe)), ("kappa_D_squared", series.finite(probe["kappa_D"]) ** 2)):
+            row[f"{data}_{name}"], _ = series.quantile(values.to_numpy(), values.to_numpy(), 0.5)
+        row[f"{data}_dead"] = int(probe["dead"].fillna(0).max()) if len(probe) else 0
+    return row
 
 
 def summary_table(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int | None = None) -> tables.TextTable:
     """`summary_frame` for the terminal: loss, accuracy, κ(H) and κ in the method's own coordinates, a line a run.
 
-    The probes are those of mini-batches, or of the training set where no mini-batch was probed. A κ that was never
-    resolved is shown by its lower bound, as "≥ 1.20e+09".
+    The probes are those of mini-batches, or of the training set where no mini-batch was probed. A median that
+    unresolved κ leave open is shown by its lower bound, as "≥ 1.20e+09".
     """
     return SUMMARY_TABLE.print(runs, layer=layer, unit=unit)
 
 
-SEEDS_CAPTION = (
-    "mean (smallest … largest) over the seeds that finished; loss: training, the last iterations; κ own: median "
-    "in the method's coordinates over the probed mini-batches, geometric mean; ≥: the median of a seed is unresolved"
-)
-#: Columns of the table of seeds, and those of `training_summary` that they summarize.
+#: Columns of the table of seeds, and those of `summary_of` that they summarize.
 QUANTITIES = {"loss": "training_loss_tail_mean", "accuracy": "test_accuracy"}
 
 
@@ -167,24 +165,32 @@ def seed_frame(runs: Sequence[StoredRun], *, layer: str | None = None, unit: int
     import pandas as pd
 
     chosen, rows = selection.select(runs, layer, unit), []
+    summary = pd.DataFrame([summary_of(run, chosen) for run in runs], index=[run.folder for run in runs])
+    kappa = f"{probed_data(summary)}_kappa_own"
     for group in selection.groups_of(runs):
-        done = group.finished
+        done = summary.loc[[run.folder for run in group.finished]]
         row: dict[str, Any] = {"method": group.method, "learning_rate": group.learning_rate}
         row |= {"batch_size": group.batch_size, "seeds": len(group.runs)}
         row |= {"diverged": group.diverged, "unfinished": group.unfinished}
-        summaries = pd.DataFrame([training_summary(run) for run in done], columns=list(QUANTITIES.values()))
         for name, column in QUANTITIES.items():
-            values = summaries[column].astype(float)
+            values = done[column].astype(float)
             row |= {f"{name}_mean": values.mean(), f"{name}_min": values.min(), f"{name}_max": values.max()}
-        medians = []
-        for probe in map(chosen.rows_of, done):
-            batches = probe[probe["data"] == "batch"]
-            medians.append(series.quantile(*series.intervals(batches if len(batches) else probe, "kappa_own"), 0.5))
-        known = np.array([low for low, _ in medians if not math.isnan(low)])
-        row["kappa_own_mean"] = float(np.exp(np.log(known).mean())) if len(known) else math.nan
-        row |= {f"kappa_own_{end.__name__}": float(end(known)) if len(known) else math.nan for end in (min, max)}
-        rows.append(row | {"kappa_own_open": any(low != high for low, high in medians if not math.isnan(low))})
-    return pd.DataFrame(rows)
+        known = done[f"{kappa}_lower"].dropna()
+        row |= {"kappa_own_mean": float(np.exp(np.log(known).mean())), "kappa_own_min": known.min()}
+        row |= {"kappa_own_max": known.max(), "kappa_own_open": bool(done.loc[known.index, kappa].isna().any())}
+        rows.append(row)
+    frame = pd.DataFrame(rows)
+    frame.attrs["probed"] = probed_rows(summary)
+    return frame
+
+
+def seeds_caption(frame: pd.DataFrame) -> str:
+    """Caption that explains the columns of `seed_columns`."""
+    few = tables.OPEN * any(frame["kappa_own_open"])
+    return (
+        f"mean (smallest … largest) over the seeds that finished; {tables.LAST}; κ own: in the "
+        f"method's coordinates, {frame.attrs['probed']}, geometric mean{few}"
+    )
 
 
 def seed_columns(frame: pd.DataFrame) -> list[tables.Column]:
@@ -196,7 +202,7 @@ def seed_columns(frame: pd.DataFrame) -> list[tables.Column]:
     columns += [tables.numbers("seeds", "seeds", "d"), tables.numbers("diverged", "diverged", "d")]
     if frame["unfinished"].any():
         columns.append(tables.numbers("unfinished", "unfinished", "d"))
-    columns.append(tables.Column("loss", lambda row: ranged(row, "loss", ".3f")))
+    columns.append(tables.Column("loss", lambda row: ranged(row, "loss", tables.LOSS)))
     if frame["accuracy_mean"].notna().any():
         columns.append(tables.Column("accuracy %", lambda row: ranged(row, "accuracy", ".1f", 100)))
     return [*columns, tables.Column("κ own", lambda row: ranged(row, "kappa_own", ".2e", lower=row["kappa_own_open"]))]
@@ -227,6 +233,6 @@ SEEDS_TABLE = registry.TableKind(
     registry.STUDY,
     seed_frame,
     seed_columns,
-    SEEDS_CAPTION,
+    seeds_caption,
     registry.UNIT,
 )

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def sweep_frame(runs: Sequence[StoredRun], keys: Mapping[str, str]) -> pd.DataFrame:
-    """Results of each run, with settings by names of their dotted keys; κ: medians over mini-batches, lower bounds."""
+    """Results of each run, with settings by names of their dotted keys; κ: medians over mini-batches."""
     import pandas as pd
 
     rows = []
@@ -52,11 +52,13 @@ def best_frame(frame: pd.DataFrame, cells: pd.DataFrame, settings: Sequence[str]
     The best rate is that with the fewest diverged seeds, and of these with the smallest final training loss, the mean
     over the finished seeds (learning_rate is NaN if all diverged). Only the rates with the most finished or diverged
     seeds are compared. edge: ``"lowest"`` or ``"highest"`` if the best of several rates is at an end of the grid.
-    Results are means over the seeds with ``_min`` and ``_max``; those of each level are medians of `cells_frame`.
+    Results are means over the seeds with ``_min`` and ``_max``; those of each level are medians of `cells_frame` over
+    mini-batches, or the training set where no mini-batch was probed.
     """
     import pandas as pd
 
     keys = ["method", "batch_size", *settings]
+    cells = series.shown_probes(cells)
     levels = [level for level in LEVELS if (cells["level"] == level).any()]
     rows = []
     for key, group in frame.groupby(keys, sort=False, dropna=False):
@@ -87,15 +89,17 @@ def best_frame(frame: pd.DataFrame, cells: pd.DataFrame, settings: Sequence[str]
             bounds = probes[[f"share_{kind}_lower", f"share_{kind}_upper"]].dropna().to_numpy(dtype=float)
             row |= series.located(f"share_{kind}", series.quantile(bounds[:, 0], bounds[:, 1], 0.5))
         rows.append(row)
-    return pd.DataFrame(rows)
+    best = pd.DataFrame(rows)
+    best.attrs["probed"] = "mini-batches" if (cells["data"] == "batch").any() else "training set"
+    return best
 
 
 def of_level(cells: pd.DataFrame) -> dict[str, float]:
     """The columns of `best_frame` about the κ of one level."""
     columns: dict[str, float] = {"cells": 0, "resolved": 0}
     for name in ("kappa", "kappa_own"):
+        columns |= series.median_kappa(cells, name)
         lower, upper = series.intervals(cells, name)
-        columns |= series.located(name, series.quantile(lower, upper, 0.5))
         columns["cells"] += int((~np.isnan(lower)).sum())
         columns["resolved"] += int(np.isfinite(upper).sum())
     sharpness = cells["sharpness"].dropna()
@@ -107,14 +111,14 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> table
     marks = {"lowest": "< ", "highest": "> ", "": ""}
     levels = [level for level in LEVELS if f"{level}_kappa" in best]
     caption = (
-        "each method at its best rate by the final training loss, mean over the seeds; < or > at a rate: the lowest or "
-        "highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
+        f"each method at its best rate by the loss, mean over the seeds; {tables.LAST}; < or > at a rate: the lowest "
+        "or highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
     )
     if levels:
         caption += (
-            "; κ: median over blocks, moments and seeds in the plain parameters, and in the method's own coordinates, "
-            "≥: the unresolved leave it open; λη/2: largest |λ| in the own coordinates times half the rate, 1 is the "
-            "edge of stability"
+            f"; κ: median over all probes ({best.attrs['probed']}), blocks and seeds in the plain parameters, and in "
+            f"the method's own coordinates{tables.OPEN}; λη/2: largest |λ| in the own coordinates times half the rate, "
+            "1 is the edge of stability"
         )
     if timed := "time" in best:
         caption += "; time: of an iteration without probes, vanilla = 1"
@@ -132,7 +136,7 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> table
             "rates", lambda row: f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"])
         ),
         tables.numbers("seeds", "seeds", "d"),
-        tables.numbers("loss", "loss", ".3f"),
+        tables.numbers("loss", "loss", tables.LOSS),
         *([tables.numbers("acc.%", "accuracy", ".1f", 100)] if best["accuracy"].notna().any() else []),
     ]
     for level in levels:

@@ -23,6 +23,10 @@ FORMATS = ("text", "md", "latex", "csv")
 LONGEST_FIXED = 1e6
 #: Text in place of a missing value.
 DASH = "–"
+#: Format of a training loss, and what the captions say of it.
+LOSS, LAST = "#.3g", "loss: training, mean of the last 10 % of the iterations (at most 100)"
+#: End of the caption of a table with lower bounds.
+OPEN = "; ≥: a lower bound, unresolved κ leave it open"
 
 
 def number(value: float, form: str = ".2e") -> str:
@@ -36,11 +40,11 @@ def number(value: float, form: str = ".2e") -> str:
     if form == "d":
         return str(int(value))
     # in fixed notation, a loss that blew up would fill the line
-    return format(value, ".2e" if form.endswith("f") and abs(value) >= LONGEST_FIXED else form)
+    return format(value, ".2e" if form.endswith("f") and abs(value) >= LONGEST_FIXED else form).rstrip(".")
 
 
 def known(value: float, lower: float) -> str:
-    """A κ, or where none was resolved the lower bound."""
+    """A κ, or where unresolved ones leave it open the lower bound."""
     return number(value) if math.isnan(lower) or not math.isnan(value) else f"≥ {number(lower)}"
 
 

@@ -247,11 +247,8 @@ def gain_clause(row: Mapping[str, Any], name: str, start: str) -> str:
 
 def factor(ratio: float) -> str:
     """Ratio of κ above one as *times smaller*, below one as *times larger*."""
-    size, side = max(ratio, 1 / ratio), "smaller" if ratio >= 1 else "larger"
-    percent = 100 * (1 - 1 / ratio if ratio >= 1 else size - 1)
-    if size < 1.1:
-        return f"{f'{percent:.0f}' if percent >= 1 else 'less than 1'} % {side}"
-    return f"{times(size)} times {side}"
+    size, side = times(max(ratio, 1 / ratio)), "smaller" if ratio >= 1 else "larger"
+    return f"{'less than 1.01' if size == '1' else size} times {side}"
 
 
 def times(value: float) -> str:

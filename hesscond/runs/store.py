@@ -301,8 +301,10 @@ def open_run(folder: Path | str) -> StoredRun:
     """
     folder = Path(folder)
     try:
-        is_run = all(os.path.lexists(folder / name) for name in (LOG, "config.toml"))
-    except ValueError:  # a null character
+        is_run = {LOG, "config.toml"} <= set(os.listdir(folder))
+    except PermissionError as error:
+        raise RunError(f"{folder} cannot be read: {error.strerror}") from None
+    except (OSError, ValueError):  # no folder; a null character
         is_run = False
     if not is_run:
         raise RunError(f"{folder} is not a run folder: it has not both {LOG} and config.toml")
@@ -361,15 +363,18 @@ def alive(pid: str) -> bool:
 
 
 def run_folders(folder: Path | str) -> list[Path]:
-    """The run folders at or below ``folder``, in the order of their paths; links to folders are not followed."""
+    """The run folders at or below ``folder``, in the order of their paths; links to folders are not followed.
+
+    Folders that cannot be read are among them: they may be runs, and `open_run` says why it cannot tell.
+    """
     folder = Path(folder)
     if folder.is_file():
         raise RunError(f"{folder} is a file: give the folders of runs, or {folder.parent} for all that are in it")
     if not folder.is_dir():
         raise RunError(f"no folder {folder}")
     # a run holds no other run: what else lies in it need not be looked through
-    folders = []
-    for place, below, files in os.walk(folder):
+    folders: list[Path] = []
+    for place, below, files in os.walk(folder, onerror=lambda error: folders.append(Path(error.filename))):
         if LOG in files or LOG in below:
             folders.append(Path(place))
             below.clear()

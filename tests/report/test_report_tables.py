@@ -11,7 +11,7 @@ from hypothesis import given, settings, strategies as st
 
 from hesscond.errors import ConfigError
 from hesscond.report import TABLES
-from hesscond.report.tables import Column, bounded, in_powers, latex_escaped, number, numbers, write_table
+from hesscond.report.tables import LAST, LOSS, Column, bounded, in_powers, latex_escaped, number, numbers, write_table
 from tests.report_page import printed
 
 WRITTEN = ("md", "latex", "csv")
@@ -36,6 +36,7 @@ def test_what_a_number_looks_like():
     assert in_powers("≥ 1.20e+05 … 3.00e-12") == "≥ 1.20×10⁵ … 3.00×10⁻¹²"
     assert latex_escaped("≥ 3.00×10⁻¹²") == r"$\geq$ 3.00$\times$10$^{-12}$"
     assert number(1e20, ".3f") == "1.00e+20"
+    assert [number(loss, LOSS) for loss in (6.34e-4, 0.5, 123.4, 5e24)] == ["0.000634", "0.500", "123", "5.00e+24"]
 
 
 def test_a_bound_is_never_shown_as_a_number():
@@ -70,6 +71,7 @@ def test_every_table_in_every_format(four_runs, name):
     kind = TABLES[name]
     frame = kind.frame(four_runs)
     columns = kind.columns(frame)
+    assert LAST in kind.explained(frame)
     for format in WRITTEN:
         text = kind.write(four_runs, format)
         assert all(run.method in text for run in four_runs)

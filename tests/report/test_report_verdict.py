@@ -87,6 +87,13 @@ def test_the_ratio_at_equal_loss_is_that_of_the_laws_of_both(make):
         ({}, {"factor": 50.0}, r"is ([\d.]+) times larger than vanilla's", 50.0),
         ({}, {"factor": 1.1}, "not clearly different()", None),
         ({"power": 0.0}, {"power": 0.0}, "equals vanilla's to 1 %() [(]", None),
+        # one unit: the quartiles are ratios too
+        (
+            {"power": 0.0},
+            {"power": 0.0, "gain": 1.02},
+            r"is ([\d.]+) times smaller .* [(]quartiles 1.02 to 1.02;",
+            1.02,
+        ),
         # all κ of vanilla are unresolved, their lower bounds of 0.9 κ above those of bnp
         ({"unresolved": 1.0}, {"gain": 1000.0}, r"is at least ([\d,]+) times smaller", 900.0),
     ],
@@ -120,7 +127,7 @@ def test_several_seeds_count_together(make):
 def test_runs_that_diverged_or_collapsed_are_named_and_not_compared(make):
     runs = [
         make("vanilla"),
-        make("adam", status="diverged"),
+        make("adam", status="diverged", rank=1, power=0.0, start=2.3, end=2.3),
         make("sphere", rank=1, power=0.0, factor=1e-3, start=2.3, end=2.3),
     ]
     frame = verdict_frame(runs)
@@ -129,6 +136,11 @@ def test_runs_that_diverged_or_collapsed_are_named_and_not_compared(make):
         "adam diverged: its κ is not compared.",
         "sphere collapsed to constant outputs: its κ is not compared.",
     )
+    figure = equal_loss_figure(runs[1:])
+    left, right = figure.axes
+    assert {line.get_gid() for line in left.lines} >= {"adam-loss-diverged-0", "sphere-loss-mean"}
+    assert [text.get_text() for text in right.texts] == ["κ is not compared: see below"]
+    assert figure.get_supxlabel().split() == " ".join(verdict_sentences(runs)[-2:]).split()
     shown = printed(summary_table(runs), 100)
     assert "sphere (collapsed)" in shown
     assert "adam (diverged)" in shown

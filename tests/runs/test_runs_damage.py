@@ -1,11 +1,14 @@
 """Run folders that are damaged, or made to do harm: one sentence, exit code 2, and nothing happens."""
 
 import copy
+import errno
 import json
+import os
 import re
 import shutil
 import sqlite3
 from contextlib import closing
+from functools import partial
 
 import pytest
 import tomli_w
@@ -128,6 +131,23 @@ def test_a_file_that_nobody_may_write(folder, monkeypatch):
     with pytest.raises(HesscondError, match=r"cannot be written: attempt to write a readonly database"):
         RunLog.reopened(folder)
     assert refusal(folder) is None
+
+
+def test_a_folder_that_nobody_may_read_is_not_passed_over(folder, monkeypatch, call_cli):
+    """As root, to whom permissions are nothing, the system is told so."""
+    closed = written_run(folder.parent / "closed")
+
+    def read(real, place):
+        if str(place) == str(closed):
+            raise PermissionError(errno.EACCES, "Permission denied", str(place))
+        return real(place)
+
+    for name in ("listdir", "scandir"):
+        monkeypatch.setattr(os, name, partial(read, getattr(os, name)))
+    for command in (["runs"], ["table", "summary"], ["table", "seeds"], ["check", "--expect", "last(loss) < 2.4"]):
+        result = call_cli(*command, folder.parent)
+        assert (result.code, result.err) == (2, f"error: {closed} cannot be read: Permission denied\n")
+        assert ("finished" in result.out) == (command == ["runs"])
 
 
 # --- the configuration -----------------------------------------------------------------------------------------------
