@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hesscond.data import dataset
-from hesscond.errors import ConfigError, DataNotFoundError, did_you_mean, one_line, unfit
-from hesscond.lazy import Registry
+from hesscond.errors import ConfigError, DataNotFoundError, did_you_mean, unfit
+from hesscond.lazy import Registry, own_code
 
 #: Variable of the environment that names a folder of data sets.
 ENVIRONMENT = "HESSCOND_DATA_DIR"
@@ -115,10 +115,8 @@ def in_file(name: str, function: Any) -> Source:
 
     @cache
     def made(given: tuple[tuple[str, Any], ...]) -> dataset.Dataset:
-        try:
+        with own_code(name):
             data = function(**dict(given))
-        except Exception as error:
-            raise ConfigError(f"{name} raised {one_line(error)}") from error
         return data if isinstance(data, dataset.Dataset) else dataset.of_arrays(name, data, name)
 
     def make(**options: Any) -> dataset.Dataset:

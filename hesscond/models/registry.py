@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError, one_line, unfit
-from hesscond.lazy import Registry
+from hesscond.errors import ConfigError, unfit
+from hesscond.lazy import Registry, own_code
 from hesscond.models.layers import OptionError
 
 #: Shapes of one input: any; any, flattened; (channels, height, width); (points, d); (d,); (context,), of integers.
@@ -83,10 +83,8 @@ def in_file(name: str, function: Any) -> Architecture:
         with torch.random.fork_rng(devices=[]):
             if generator is not None:
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator, device="cpu")))
-            try:
+            with own_code(name, on=f" (input_shape {shape}, outputs {outputs})"):
                 model = function(shape, outputs, **options)
-            except Exception as error:
-                raise ConfigError(f"{name}(input_shape, outputs) raised {one_line(error)}") from error
         if not isinstance(model, nn.Module):
             raise ConfigError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
         return model
