@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
 import sysconfig
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -128,6 +129,12 @@ FOREIGN = tuple(
 )
 #: hesscond watches the operations of a model: these frames are passed on the way to the operation that failed.
 PASSED = ("__torch_function__", "in_float64")
+
+
+def defaults(parameters: Collection[inspect.Parameter]) -> dict[str, Any]:
+    """Defaults of the options of a function; a whole number is a float where the annotation is."""
+    is_float = {p.name: p.annotation in (float, "float") and isinstance(p.default, int) for p in parameters}
+    return {p.name: float(p.default) if is_float[p.name] else p.default for p in parameters}
 
 
 @contextmanager

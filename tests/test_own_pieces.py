@@ -21,7 +21,7 @@ from hesscond import Method
 from hesscond.report import FigureKind
 from hesscond.theorems import Claim, Outcome, Statement
 
-def blobs(spread: float = 1.0, samples: int = 60):
+def blobs(spread: float = 1.0, samples: int = 60, shift: float = -1.0):
     rng = np.random.default_rng(0)
     y = np.arange(samples) % 3
     x = rng.standard_normal((samples, 4)) * spread + 3 * y[:, None]
@@ -33,7 +33,7 @@ def bad(spread):
 def short():
     return np.zeros((3, 2)), np.zeros(3)
 
-def net(input_shape, outputs, width: int = 6):
+def net(input_shape, outputs, width: int = 6, boom: int = 0, shift: float = -1, sizes: tuple = (0.5,)):
     """One hidden layer."""
     return nn.Sequential(nn.Linear(*input_shape, width), nn.Tanh(), nn.Linear(width, outputs))
 
@@ -129,6 +129,11 @@ def test_own_data_and_networks_are_what_the_functions_return(mine):
     state = torch.get_rng_state()
     build("mine.py:net", input_shape=(4,), outputs=3)
     assert nets[0][2].weight.shape == (3, 6)
+    load("mine.py:blobs", shift=-2.0)
+    build("mine.py:net", input_shape=(4,), outputs=3, boom=0, shift=-1.5, sizes=[-0.5, 0])
+    for option, value, words in (("boom", 0.5, "an integer"), ("shift", np.nan, "finite"), ("init_scale", -1.0, "not")):
+        with pytest.raises(HesscondError, match=words):
+            build("mine.py:net", input_shape=(4,), outputs=3, **{option: value})
     build("mine.py:net", input_shape=(4,), outputs=3, generator=torch.Generator())
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -156,6 +161,7 @@ def test_a_table_is_split_into_all_its_rows(workplace, values):
         ("mine.py:short", {}, r"must return \(train_inputs, train_targets, test_inputs, test_targets\)"),
         ("broken.py:f", {}, "broken.py cannot be imported: ZeroDivisionError"),
         ("mine.py:blobs", {"spred": 1.0}, "no option 'spred': did you mean spread"),
+        ("mine.py:blobs", {"shift": np.inf}, "shift must be a finite number, not inf"),
         ("csv", {"file": "no.csv"}, "there is no file no.csv"),
         ("csv", {"file": "t.csv", "target": "b"}, "no column 'b': it has a, w, t"),
         ("csv", {"file": "t.csv"}, "column 'w' of t.csv is not numeric"),
