@@ -90,20 +90,28 @@ def refuse_large(
         raise kind(f"{what} {readable(size)}, more than memory={readable(memory)}: {advice}")
 
 
-def unfit(value: object, like: object, least: int = 1) -> str | None:
+#: The ``least`` of options that may have any value of their kind: those of a user's function, which knows its ranges.
+ANY = -math.inf
+
+
+def unfit(value: object, like: object, least: float = 1) -> str | None:
     """Requirement that the value of an option misses, by the type of its default, in words; None: it fits."""
     number = isinstance(value, (int, float)) and not isinstance(value, bool)
-    fits, expected = isinstance(value, int) and number and value >= least, f"an integer from {least}"
+    fits = isinstance(value, int) and number and value >= least
+    expected = "an integer" if least == ANY else f"an integer from {least}"
+    if like is None and least == ANY:
+        return None
     if isinstance(like, tuple):
-        fits = isinstance(value, (list, tuple)) and not any(unfit(v, 1) for v in value)
-        expected = "a list of positive integers"
+        entry = like[0] if like else 1
+        fits = isinstance(value, (list, tuple)) and not any(unfit(v, entry, least) for v in value)
+        expected = f"a list, each entry {unfit((), entry, least)}" if least == ANY else "a list of positive integers"
     elif isinstance(like, str):
         fits, expected = isinstance(value, str), "a word"
     elif isinstance(like, bool):
         fits, expected = isinstance(value, bool), "true or false"
     elif isinstance(like, float):
-        fits = isinstance(value, (int, float)) and number and 0 <= value < math.inf
-        expected = "a number that is not negative"
+        fits = isinstance(value, (int, float)) and number and min(least, 0) <= value < math.inf and value != ANY
+        expected = "a finite number" if least == ANY else "a number that is not negative"
     return None if fits else expected
 
 

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import sys
-from collections.abc import Callable, Iterator
+import sysconfig
+import traceback
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from functools import cache
 from importlib import import_module
@@ -14,7 +17,7 @@ from pkgutil import iter_modules
 from types import ModuleType
 from typing import Any, Generic, TypeVar
 
-from hesscond.errors import ConfigError, did_you_mean, one_line
+from hesscond.errors import ConfigError, DivergedError, HesscondError, did_you_mean, one_line, out_of_memory
 
 #: Optional modules, with the names that pip knows them by and the extra of hesscond that has them.
 OPTIONAL = {
@@ -118,6 +121,86 @@ def without_folders(text: str) -> str:
     return re.sub(r"[^+]*/(?=[^/+]+\.py:)", "", text)
 
 
+#: The package.
+OURS = Path(__file__).parent
+#: Folders of code that is not the user's, even if the user's folder contains them.
+FOREIGN = tuple(
+    Path(folder).resolve() for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(OURS))
+)
+#: hesscond watches the operations of a model: these frames are passed on the way to the operation that failed.
+PASSED = ("__torch_function__", "in_float64")
+
+
+def defaults(parameters: Collection[inspect.Parameter]) -> dict[str, Any]:
+    """Defaults of the options of a function; a whole number is a float where the annotation is."""
+    is_float = {p.name: p.annotation in (float, "float") and isinstance(p.default, int) for p in parameters}
+    return {p.name: float(p.default) if is_float[p.name] else p.default for p in parameters}
+
+
+@contextmanager
+def own_code(*pieces: str, on: str = "") -> Iterator[None]:
+    """Context that calls pieces of the user's: an exception out of them is a `ConfigError` with its place in the file.
+
+    Parameters
+    ----------
+    *pieces
+        Their names. Only where there is a ``FILE.py:NAME`` among them is anything changed.
+    on
+        What they are called with, for an exception without a place: of torch, in a `torch.nn.Sequential` of theirs.
+    """
+    try:
+        yield
+    except (HesscondError, DivergedError):
+        raise
+    except (Exception, SystemExit) as error:
+        own = {match[0]: Path(match[1]) for piece in pieces for match in map(PATH.fullmatch, piece.split("+")) if match}
+        # the first two frames are this one and that of the block
+        frames = traceback.extract_tb(error.__traceback__)[2:]
+        mine = [any(is_users(frame.filename, file.parent) for file in own.values()) for frame in frames]
+        below = frames[len(mine) - mine[::-1].index(True) :] if any(mine) else frames
+        # what they call of hesscond by themselves is given by them; what torch calls is not
+        called = next((k for k, frame in enumerate(below) if not is_ours(frame)), len(below)) if any(mine) else 0
+        if not own or out_of_memory(error) or any(map(is_ours, below[called:])):
+            raise
+        places = (user_failure(error, file) for file in own.values())
+        names = " or ".join(map(without_folders, own))
+        raise ConfigError(next(filter(None, places), f"{names} raised {one_line(error)}{on}")) from error
+
+
+def is_ours(frame: traceback.FrameSummary) -> bool:
+    """Whether a frame is in the code of hesscond, and at work by itself."""
+    return Path(frame.filename).is_relative_to(OURS) and frame.name not in PASSED
+
+
+def user_failure(error: BaseException, path: Path) -> str | None:
+    """Sentence on the place of an exception in the code of ``path`` or of modules in its folder; None: elsewhere."""
+    folder = path.expanduser().resolve().parent
+    # zero bytes have no place
+    if isinstance(error, SyntaxError) and is_users(file := error.filename or str(path), folder):
+        return f"{shown(file, path)}:{error.lineno or 1} is not valid Python: {error.msg}"
+    frames = [(f.f_code, line) for f, line in traceback.walk_tb(error.__traceback__)]
+    frames = [(code, line) for code, line in frames if is_users(code.co_filename, folder)]
+    if not frames:
+        return None
+    code, line = frames[-1]
+    # what is noted on an exception says where it was by itself
+    known = code.co_name == "<module>" or hasattr(error, "__notes__")
+    where = "" if known else f" (in {code.co_qualname.replace('<locals>.', '')})"
+    return f"{shown(code.co_filename, path)}:{line} raised {one_line(error)}{where}"
+
+
+def is_users(file: str, folder: Path) -> bool:
+    """Whether a file of code is in the folder and is not part of Python, of an installed package or of hesscond."""
+    path, folder = Path(file).resolve(), folder.expanduser().resolve()
+    installed = "site-packages" in path.parts or any(path.is_relative_to(foreign) for foreign in FOREIGN)
+    return path.is_relative_to(folder) and not installed and not file.startswith("<")
+
+
+def shown(file: str, path: Path) -> str:
+    """Name of a file in or below the folder of ``path``, written relative to the same folder as ``path``."""
+    return str(path.parent / Path(file).resolve().relative_to(path.expanduser().resolve().parent))
+
+
 @cache
 def module_in(file: Path) -> ModuleType:
     """Module of a file of the user's, which is run once; it may import the files next to it."""
@@ -190,6 +273,9 @@ def subclass_of(base: type[Any]) -> Callable[[str, Any], Any]:
 
     def checked(name: str, candidate: Any) -> Any:
         if isinstance(candidate, type) and issubclass(candidate, base):
+            declared = (key for key in base.__annotations__ if not hasattr(candidate, key))
+            if lacking := [*declared, *sorted(getattr(candidate, "__abstractmethods__", ()))]:
+                raise ConfigError(f"{name} lacks {', '.join(lacking)}")
             return candidate
         raise ConfigError(f"{name} is no subclass of {base.__module__.rpartition('.')[0]}.{base.__name__}")
 

@@ -7,6 +7,7 @@ import pandas as pd
 import pytest
 import torch
 
+import hesscond
 from hesscond.data import load
 from hesscond.errors import HesscondError
 from hesscond.models import build
@@ -20,7 +21,7 @@ from hesscond import Method
 from hesscond.report import FigureKind
 from hesscond.theorems import Claim, Outcome, Statement
 
-def blobs(spread: float = 1.0, samples: int = 60):
+def blobs(spread: float = 1.0, samples: int = 60, shift: float = -1.0):
     rng = np.random.default_rng(0)
     y = np.arange(samples) % 3
     x = rng.standard_normal((samples, 4)) * spread + 3 * y[:, None]
@@ -32,7 +33,7 @@ def bad(spread):
 def short():
     return np.zeros((3, 2)), np.zeros(3)
 
-def net(input_shape, outputs, width: int = 6):
+def net(input_shape, outputs, width: int = 6, boom: int = 0, shift: float = -1, sizes: tuple = (0.5,)):
     """One hidden layer."""
     return nn.Sequential(nn.Linear(*input_shape, width), nn.Tanh(), nn.Linear(width, outputs))
 
@@ -128,6 +129,11 @@ def test_own_data_and_networks_are_what_the_functions_return(mine):
     state = torch.get_rng_state()
     build("mine.py:net", input_shape=(4,), outputs=3)
     assert nets[0][2].weight.shape == (3, 6)
+    load("mine.py:blobs", shift=-2.0)
+    build("mine.py:net", input_shape=(4,), outputs=3, boom=0, shift=-1.5, sizes=[-0.5, 0])
+    for option, value, words in (("boom", 0.5, "an integer"), ("shift", np.nan, "finite"), ("init_scale", -1.0, "not")):
+        with pytest.raises(HesscondError, match=words):
+            build("mine.py:net", input_shape=(4,), outputs=3, **{option: value})
     build("mine.py:net", input_shape=(4,), outputs=3, generator=torch.Generator())
     assert torch.equal(torch.get_rng_state(), state)
 
@@ -155,6 +161,7 @@ def test_a_table_is_split_into_all_its_rows(workplace, values):
         ("mine.py:short", {}, r"must return \(train_inputs, train_targets, test_inputs, test_targets\)"),
         ("broken.py:f", {}, "broken.py cannot be imported: ZeroDivisionError"),
         ("mine.py:blobs", {"spred": 1.0}, "no option 'spred': did you mean spread"),
+        ("mine.py:blobs", {"shift": np.inf}, "shift must be a finite number, not inf"),
         ("csv", {"file": "no.csv"}, "there is no file no.csv"),
         ("csv", {"file": "t.csv", "target": "b"}, "no column 'b': it has a, w, t"),
         ("csv", {"file": "t.csv"}, "column 'w' of t.csv is not numeric"),
@@ -181,3 +188,47 @@ def test_bad_data_are_one_sentence(mine, name, options, words):
 )
 def test_what_is_of_another_kind_is_refused(mine, refused, arguments, words):
     refused(arguments.split(), words)
+
+
+OWN = '"half of the gradient", "-"\n    def '
+NET, METHOD = (f"study own.toml --lr 0.1 -m {method}" for method in ("vanilla", "mine.py:Halved"))
+LAYER = "Sum(__import__('hesscond').theorems.LayerStatement):\n    def "
+VERIFY, DRAW, OUTCOMES = "verify mine.py:Sum", "figure mine.py:LOSSES done -o f.png", "return [Outcome("
+
+
+@pytest.mark.parametrize(
+    ("arguments", "old", "new", "words"),
+    [
+        (NET, "nn.Linear(*input_shape", "nn.Linear(9", "mine.py:net raised RuntimeError: mat1 and mat2 shapes"),
+        (NET, "width, outputs))", "width, outputs)).half()", "mat2 must have the same dtype, but got Float and Half"),
+        (NET, "nn.Tanh()", "type('Mine', (nn.Tanh,), {'forward': lambda self, x: x.mine})()", "mine.py:23 raised Attr"),
+        (NET, "nn.Linear(width, outputs)", "nn.Linear(width, 9)", "mine.py:net must return outputs (20, 3), but"),
+        (NET, "return x[:40]", "return x[:40].astype(str)", "mine.py:blobs must be an array of numbers, a row"),
+        (METHOD, OWN[:27], f"{OWN}observe(self, _): 1 / 0", "division by zero (in Halved.observe)"),
+        (METHOD, OWN[:27], f"{OWN}after_step(self): exit(0)", "mine.py:28 raised SystemExit: 0 (in Halved.after_step)"),
+        (METHOD, OWN[:27], f"{OWN}optimizer(self, *_, **__): return 3", "must be a torch.optim.Optimizer, not 3"),
+        (METHOD, OWN[:27], f"{OWN}penalty(self, _): return 'a'", "mine.py:Halved raised TypeError: unsupported oper"),
+        (METHOD, OWN[:27], f"{OWN}preconditioner(self, _): return 3", "layer '2' must be Coordinates, not 3"),
+        ("probe net.py:make --method mine.py:Halved", OWN[:27], f"{OWN}coordinates(self, _): return 3", "not 3"),
+        (VERIFY, "A = rng", "A = 1 / 0 * rng", "mine.py:35 raised ZeroDivisionError"),
+        (VERIFY, OUTCOMES, "return Outcome('holds'); [Outcome(", "trial of statement 'sum' must return a list"),
+        (VERIFY, OUTCOMES, "return 2 * [Outcome(", "for each claim (sum), not 2 in [Outcome"),
+        (VERIFY, "def trial", "def trail", "mine.py:Sum lacks trial"),
+        (f"{NET} --statement mine.py:Sum", "Sum(Statement):", f"{LAYER}observe(self, _): return 3", "observe of stat"),
+        (DRAW, "    return figure", "    return", "must return a figure of matplotlib, not None"),
+        (DRAW, ", *, page", "", "mine.py:LOSSES raised TypeError: draw() got an unexpected"),
+    ],
+)
+def test_a_fault_of_an_own_piece_is_one_sentence(mine, stored, call_cli, arguments, old, new, words):
+    assert MINE.count(old) == 1
+    (mine / "mine.py").write_text(MINE.replace(old, new))
+    done = call_cli(*arguments.replace("mine.py", str(mine / "mine.py")).split())
+    assert done.code == 2
+    assert words in done.err.splitlines()[-1]
+
+
+def test_a_fault_of_ours_is_not_that_of_an_own_piece(mine, call_cli, monkeypatch):
+    exec(compile("def broken(*_): raise TypeError('ours')", hesscond.__file__, "exec"), place := {})
+    monkeypatch.setattr("hesscond.study.probing.kappa_columns", place["broken"])
+    with pytest.raises(TypeError, match="ours"):
+        call_cli(*NET.split())

@@ -13,7 +13,7 @@ import typer
 
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError, did_you_mean
-from hesscond.lazy import IN_FILE
+from hesscond.lazy import IN_FILE, own_code
 from hesscond.report import page as pages, registry
 from hesscond.report.tables import FORMATS
 
@@ -77,13 +77,17 @@ def figure(
         id, *others = names or registry.RATED[:1]
         if others or Path(id).is_dir():
             raise ConfigError(f"{RATE} takes one statement: {', '.join(registry.RATED)}")
-        with printing.sign_of_life(id) as say:
+        with printing.sign_of_life(id) as say, own_code(id):
             trials = margins.rate_trials(id, on_trial=lambda number: say(f"{id}, trial {number}"))
         drawn = margins.rate_figure(trials, id, page=page)
     else:
         if not names:
             raise ConfigError(f"figure {kind} takes {registry.FIGURES[kind].needs}: name at least one run folder")
-        drawn = registry.FIGURES[kind].draw(options.collect([Path(name) for name in names]), page=page, **arguments)
+        stored = options.collect([Path(name) for name in names])
+        with own_code(kind):
+            drawn = registry.FIGURES[kind].draw(stored, page=page, **arguments)
+        if not hasattr(drawn, "savefig"):
+            raise ConfigError(f"{kind}: draw must return a figure of matplotlib, not {drawn!r}")
     pages.save_figure(drawn, output)
     printing.stdout.print(str(output), soft_wrap=True)
 
@@ -117,10 +121,11 @@ def table(
     chosen = registry.TABLES[kind]
     arguments = taken(f"table {kind}", chosen.options, layer=layer, unit=unit)
     stored = options.collect(runs)
-    if format == "text":
-        printing.print_table(chosen.print(stored, **arguments))
-    else:
-        sys.stdout.write(chosen.write(stored, format, **arguments))  # type: ignore[arg-type]
+    with own_code(kind):
+        if format == "text":
+            printing.print_table(chosen.print(stored, **arguments))
+        else:
+            sys.stdout.write(chosen.write(stored, format, **arguments))  # type: ignore[arg-type]
 
 
 def taken(what: str, known: tuple[str, ...], **given: Any) -> dict[str, Any]:

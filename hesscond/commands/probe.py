@@ -24,6 +24,7 @@ from hesscond.errors import CaptureError, ConfigError, HesscondError, bytes_of
 from hesscond.hessians.catalogue import Catalogue
 from hesscond.hessians.network_operator import observed
 from hesscond.hessians.roles import NETWORK
+from hesscond.lazy import own_code
 from hesscond.methods import parse
 from hesscond.probing.results import NetworkResult
 from hesscond.problem.devices import resolve_device
@@ -255,9 +256,10 @@ def run_probe(
 
 def probed(target: targets.Target, arguments: dict[str, Any], watched: Watched) -> hesscond.ProbeResult:
     """Probe of a target, with its progress watched."""
-    return hesscond.probe(
-        target.model, target.loss_fn, target.data, **arguments, weight=target.weight, progress=watched.tell
-    )
+    with own_code(arguments["method"] or ""):
+        return hesscond.probe(
+            target.model, target.loss_fn, target.data, **arguments, weight=target.weight, progress=watched.tell
+        )
 
 
 def print_summary(

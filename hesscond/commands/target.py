@@ -5,7 +5,6 @@ from __future__ import annotations
 import inspect
 import random
 import sys
-import sysconfig
 import traceback
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, redirect_stdout
@@ -21,18 +20,13 @@ from torch.utils.data import Dataset
 
 from hesscond.commands import printing
 from hesscond.errors import ConfigError, HesscondError, did_you_mean, one_line, out_of_memory
+from hesscond.lazy import OURS, PASSED, is_ours, is_users, user_failure
 from hesscond.problem import batches, evaluation, weighting
 from hesscond.problem.containers import kind
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
 #: Name of a virtual package with the loaded file and its siblings as modules: ``from .sibling import x``
 PACKAGE = "_hesscond_target"
-#: The package.
-OURS = Path(__file__).parents[1]
-#: Folders of code that is not the user's, even if the user's folder contains them.
-FOREIGN = tuple(
-    Path(folder).resolve() for folder in (*map(sysconfig.get_path, ("stdlib", "purelib", "platlib")), str(OURS))
-)
 
 
 class Stream:
@@ -204,35 +198,11 @@ def explained(error: BaseException, spec: str) -> str:
         return f"out of memory: take fewer samples, --layers or --units, or set --memory ({one_line(error)})"
     if (where := user_failure(error, Path(spec.rpartition(":")[0]))) is not None:
         return where
-    # hesscond watches the operations of the model: these frames are passed on the way to the operation that failed
-    ours = ("__torch_function__", "in_float64")
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name not in ours]
-    if Path(frames[-1].filename).is_relative_to(OURS):
+    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if frame.name not in PASSED]
+    if is_ours(frames[-1]):
         place = f"{Path(frames[-1].filename).relative_to(OURS.parent)}:{frames[-1].lineno}"
         return f"{spec} cannot be measured, by a fault of hesscond ({place}; --traceback shows all): {one_line(error)}"
     return f"the model, loss or data of {spec} raised {one_line(error)} (--traceback shows where)"
-
-
-def user_failure(error: BaseException, path: Path) -> str | None:
-    """Sentence on the place of an exception in the code of ``path`` or of modules in its folder; None: elsewhere."""
-    folder = path.resolve().parent
-    # zero bytes have no place
-    if isinstance(error, SyntaxError) and is_users(file := error.filename or str(path), folder):
-        return f"{shown(file, path)}:{error.lineno or 1} is not valid Python: {error.msg}"
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_users(frame.filename, folder)]
-    return f"{shown(frames[-1].filename, path)}:{frames[-1].lineno} raised {one_line(error)}" if frames else None
-
-
-def is_users(file: str, folder: Path) -> bool:
-    """Whether a file of code is in the folder and is not part of Python, of an installed package or of hesscond."""
-    path = Path(file).resolve()
-    installed = "site-packages" in path.parts or any(path.is_relative_to(foreign) for foreign in FOREIGN)
-    return path.is_relative_to(folder) and not installed
-
-
-def shown(file: str, path: Path) -> str:
-    """Name of a file in or below the folder of ``path``, written relative to the same folder as ``path``."""
-    return str(path.parent / Path(file).resolve().relative_to(path.resolve().parent))
 
 
 @contextmanager

@@ -13,6 +13,7 @@ from rich.text import Text
 
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError
+from hesscond.lazy import own_code
 from hesscond.report import page
 from hesscond.theorems import base
 
@@ -49,7 +50,7 @@ def verify_statements(
     chosen = list(base.statements() if all_of_them else named)
     if figure is not None and len(chosen) != 1:
         raise ConfigError("--figure draws one statement: name that one only")
-    with printing.sign_of_life("starting") as say:
+    with printing.sign_of_life("starting") as say, own_code(*ids or ()):
 
         def run(number: int, statement: base.Statement) -> base.Verdict:
             label, total = f"{statement.id} ({number} of {len(chosen)})", trials or statement.trials

@@ -108,12 +108,16 @@ def of_arrays(name: str, arrays: Any, source: str) -> Dataset:
         raise ConfigError(
             f"{name} must return (train_inputs, train_targets, test_inputs, test_targets) or a hesscond.data.Dataset"
         )
-    tensors = [
-        array if isinstance(array, torch.Tensor) else torch.as_tensor(np.asarray(array), device="cpu")
-        for array in arrays
-    ]
-    by_class = not any(target.is_floating_point() for target in tensors[1::2])
+    tensors: list[torch.Tensor] = []
     names = ("train_inputs", "train_targets", "test_inputs", "test_targets")
+    for what, array in zip(names, arrays, strict=True):
+        try:
+            is_tensor = isinstance(array, torch.Tensor)
+            tensors.append(array if is_tensor else torch.as_tensor(np.asarray(array), device="cpu"))
+            len(tensors[-1])  # a single number has no rows
+        except (TypeError, ValueError) as error:
+            raise ConfigError(f"{what} of {name} must be an array of numbers, a row for each sample: {error}") from None
+    by_class = not any(target.is_floating_point() for target in tensors[1::2])
     for number, (what, tensor) in enumerate(zip(names, tensors, strict=True)):
         if len(tensor) != len(tensors[number - number % 2]) or not tensor.numel():
             raise ConfigError(f"{what} of {name} has {len(tensor)} rows: inputs and targets need one for each sample")

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from hesscond.data import dataset
-from hesscond.errors import ConfigError, DataNotFoundError, did_you_mean, one_line, unfit
-from hesscond.lazy import Registry
+from hesscond.errors import ANY, ConfigError, DataNotFoundError, did_you_mean, unfit
+from hesscond.lazy import IN_FILE, Registry, defaults, own_code
 
 #: Variable of the environment that names a folder of data sets.
 ENVIRONMENT = "HESSCOND_DATA_DIR"
@@ -65,10 +65,11 @@ class Source(ABC):
         """Values of all options: the given ones, and the defaults of the others."""
         if given and not self.options:
             raise ConfigError(f"the data set {self.name!r} has no option {next(iter(given))!r}: it has none.")
+        least = ANY if IN_FILE.fullmatch(self.name) else 1
         for option, value in given.items():
             if option not in self.options:
                 raise ConfigError(f"there is no option {option!r}: {did_you_mean(option, self.options)}")
-            if expected := unfit(value, self.options[option], 0 if option == "seed" else 1):
+            if expected := unfit(value, self.options[option], min(least, 0 if option == "seed" else 1)):
                 raise ConfigError(f"{option} must be {expected}, not {value!r}.")
         return {**self.options, **given}
 
@@ -86,7 +87,7 @@ class Generated(Source):
 
     @property
     def options(self) -> dict[str, Any]:  # type: ignore[override]
-        return {name: p.default for name, p in inspect.signature(self.make).parameters.items()}
+        return defaults(inspect.signature(self.make).parameters.values())
 
     @property
     def fetchable(self) -> bool:  # type: ignore[override]
@@ -115,10 +116,8 @@ def in_file(name: str, function: Any) -> Source:
 
     @cache
     def made(given: tuple[tuple[str, Any], ...]) -> dataset.Dataset:
-        try:
+        with own_code(name):
             data = function(**dict(given))
-        except Exception as error:
-            raise ConfigError(f"{name} raised {one_line(error)}") from error
         return data if isinstance(data, dataset.Dataset) else dataset.of_arrays(name, data, name)
 
     def make(**options: Any) -> dataset.Dataset:

@@ -180,7 +180,16 @@ class Method:
         """
         if type(self).penalty is not Method.penalty:
             raise ConfigError(f"method {self.name!r} adds a penalty to the loss whose Hessian it does not give")
-        return self.coordinates(layer)
+        return self.checked_coordinates(layer)
+
+    def checked_coordinates(self, layer: str) -> Coordinates | None:
+        """`coordinates`; a ConfigError if a method of the user's returned something else."""
+        given = self.coordinates(layer)
+        if given is None or isinstance(given, Coordinates):
+            return given
+        raise ConfigError(
+            f"method {self.name!r}: its coordinates of layer {layer!r} must be Coordinates, not {given!r}"
+        )
 
     def of_parameters(self, block: str, names: Sequence[str]) -> ParameterMaps | None:
         """P of the named parameters of a block outside of dense and convolutional layers; None: they stay as they are.

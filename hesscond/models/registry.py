@@ -10,8 +10,8 @@ from typing import Any, Literal
 import torch
 from torch import nn
 
-from hesscond.errors import ConfigError, one_line, unfit
-from hesscond.lazy import Registry
+from hesscond.errors import ANY, ConfigError, unfit
+from hesscond.lazy import Registry, defaults, own_code
 from hesscond.models.layers import OptionError
 
 #: Shapes of one input: any; any, flattened; (channels, height, width); (points, d); (d,); (context,), of integers.
@@ -26,6 +26,7 @@ class Architecture:
     kind: Kind  # of its inputs
     make: Callable[..., nn.Module]  # ``make(input_shape, outputs, *, generator, **options)``
     preset: Mapping[str, Any] = field(default_factory=dict)  # options in which it differs from the defaults of ``make``
+    least: float = 1  # the smallest value of integers among the options
 
     @property
     def options(self) -> dict[str, Any]:
@@ -46,10 +47,7 @@ class Architecture:
         The outputs of the network are (N, outputs), for tokens (N, context, outputs).
         """
         known = self.options
-        for option, value in options.items():
-            if option not in known:
-                raise OptionError(option, f"unknown option {option!r}: choose from {', '.join(known)}")
-            options[option] = checked_option(option, value, known[option])
+        options = {option: self.checked(option, value) for option, value in options.items()}
         shape = checked_option("input_shape", input_shape, ())
         wanted = known | options
         scale = wanted.pop("init_scale")
@@ -61,10 +59,16 @@ class Architecture:
                 layer.weight.data.mul_(scale)
         return model
 
+    def checked(self, option: str, value: Any) -> Any:
+        """The value of an option; an `OptionError` if it is of another kind than the default, or out of range."""
+        if option not in (known := self.options):
+            raise OptionError(option, f"unknown option {option!r}: choose from {', '.join(known)}")
+        return checked_option(option, value, known[option], 1 if option == "init_scale" else self.least)
 
-def checked_option(option: str, value: Any, like: Any) -> Any:
+
+def checked_option(option: str, value: Any, like: Any, least: float = 1) -> Any:
     """``value``, if it is of the kind of ``like``, or an `OptionError`."""
-    if expected := unfit(value, like):
+    if expected := unfit(value, like, least):
         raise OptionError(option, f"option {option!r} must be {expected}, got {value!r}")
     return tuple(value) if isinstance(like, tuple) else value
 
@@ -83,10 +87,8 @@ def in_file(name: str, function: Any) -> Architecture:
         with torch.random.fork_rng(devices=[]):
             if generator is not None:
                 torch.manual_seed(int(torch.randint(2**62, (), generator=generator, device="cpu")))
-            try:
+            with own_code(name, on=f" (input_shape {shape}, outputs {outputs})"):
                 model = function(shape, outputs, **options)
-            except Exception as error:
-                raise ConfigError(f"{name}(input_shape, outputs) raised {one_line(error)}") from error
         if not isinstance(model, nn.Module):
             raise ConfigError(f"{name} returned {type(model).__name__}, not a torch.nn.Module")
         return model
@@ -94,8 +96,8 @@ def in_file(name: str, function: Any) -> Architecture:
     extras = list(inspect.signature(function).parameters.values())[2:]
     if missing := [p.name for p in extras if p.default is p.empty and p.kind not in (p.VAR_POSITIONAL, p.VAR_KEYWORD)]:
         raise ConfigError(f"{name} takes input_shape and outputs, and options with defaults: give {missing[0]!r} one")
-    preset = {p.name: p.default for p in extras if p.default is not p.empty}
-    return Architecture(inspect.getdoc(function) or name, "any", make, preset)
+    preset = defaults([p for p in extras if p.default is not p.empty])
+    return Architecture(inspect.getdoc(function) or name, "any", make, preset, ANY)
 
 
 #: All networks by name; packages that bring some name modules that register them as entry points of the group.

@@ -285,7 +285,9 @@ class TrainedLayers:
 
     def systems(self, place: str) -> Systems:
         """Coordinates of the method for a layer at this step."""
-        return Systems(self.method.coordinates(place), self.method.readings(place), self.method.diagnostics(place))
+        return Systems(
+            self.method.checked_coordinates(place), self.method.readings(place), self.method.diagnostics(place)
+        )
 
     def _raw(self, unit: Unit) -> CentringScaling:
         """P of the raw statistics of the inputs that a unit sees."""

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 from pydantic import Field, field_validator, model_validator
 
 from hesscond.errors import ConfigError
-from hesscond.lazy import located
+from hesscond.lazy import IN_FILE, located
 from hesscond.methods import parse
 from hesscond.spectra.bounded import LEAST_PRODUCTS
 from hesscond.study import sections
@@ -126,7 +126,8 @@ class StatementConfig(sections.Section):
             raise ValueError(str(error)) from None
         if not isinstance(statement, theorems.LayerStatement):
             raise ValueError(f"statement {value!r} does not speak of a layer in training: use hesscond verify {value}")
-        return statement.id
+        # its own id is known only where its file was read
+        return located(value) if IN_FILE.fullmatch(value) else statement.id
 
 
 class RunConfig(sections.Section):

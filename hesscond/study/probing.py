@@ -36,6 +36,7 @@ from hesscond.spectra import ConditionNumber
 from hesscond.study.config import ProbeConfig
 from hesscond.study.metrics import activations
 from hesscond.theorems import LayerNetwork, LayerStatement, Observation, Outcome
+from hesscond.theorems.base import checked_outcomes
 
 #: Samples in one chunk of the training set: 4096 × 3072 float64 inputs are 100 MB. Below, LAPACK's QR is half as fast.
 CHUNK = 4096
@@ -353,7 +354,7 @@ def nonconstant(statistics: FeatureStatistics) -> tuple[np.ndarray, np.ndarray]:
 def outcomes(statement: LayerStatement, observation: Observation) -> Iterator[dict[str, Any]]:
     """Rows of the table of statements; a layer that cannot be measured is not resolved."""
     try:
-        observed = statement.observe(observation)
+        observed = checked_outcomes(statement, "observe", statement.observe(observation))
     except MatrixError as error:
         observed = [Outcome("unresolved", reason=str(error))] * len(statement.claims)
     for claim, outcome in zip(statement.claims, observed, strict=True):

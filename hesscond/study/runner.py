@@ -21,7 +21,7 @@ import hesscond
 from hesscond.data import dataset
 from hesscond.data.preparation import chosen
 from hesscond.errors import CaptureError, ConfigError, DivergedError, MatrixError, NotFiniteError, RunError
-from hesscond.lazy import without_folders
+from hesscond.lazy import IN_FILE, own_code, without_folders
 from hesscond.methods import Method, parse
 from hesscond.models import build
 from hesscond.operators.threads import torch_threads
@@ -98,6 +98,10 @@ class RunPlan:
         """The method, by its name in the study if it has one, and the seed."""
         return f"{self.label or without_folders(self.method)} seed {self.seed}"
 
+    def own_code(self) -> AbstractContextManager[None]:
+        """Context in which an exception out of a piece of the user's is one sentence."""
+        return own_code(self.study.model.name, self.method, *(entry.id for entry in self.study.statements))
+
     def config(self, data: dataset.Dataset) -> dict[str, Any]:
         """Contents of ``config.toml``: everything needed to repeat the run."""
         study = self.study.model_dump(mode="json", exclude_none=True, exclude={"run"})
@@ -162,7 +166,13 @@ def check_plan(plan: RunPlan, data: dataset.Dataset) -> None:
     except RuntimeError as error:
         reason = str(error).partition("\n")[0]
         raise ConfigError(f"the network {described(plan.study.model)} cannot be built: {reason}") from None
-    method = parse(plan.method).create(model)
+    rehearse(plan, model, data)
+    with plan.own_code():
+        method = parse(plan.method).create(model)
+        method.check_batch(plan.study.training.batch_size)
+        optimizer = method.optimizer(plan.learning_rate, **plan.study.training.optimizer_options)
+    if not isinstance(optimizer, torch.optim.Optimizer):
+        raise ConfigError(f"the optimizer of {plan.method} must be a torch.optim.Optimizer, not {optimizer!r}")
     if method.reads_all_inputs and not isinstance(data.train_inputs, torch.Tensor):
         raise ConfigError(
             f"method {plan.method!r} reads all training inputs at once, but those of {data.name} stay on disk: take "
@@ -170,8 +180,6 @@ def check_plan(plan: RunPlan, data: dataset.Dataset) -> None:
         )
     if method.reads_all_inputs and data.form.tokens:
         raise ConfigError(f"method {plan.method!r} reads numbers, but the inputs of {data.name} are tokens")
-    method.check_batch(plan.study.training.batch_size)
-    method.optimizer(plan.learning_rate, **plan.study.training.optimizer_options)
     samples = len(data.train_targets)
     training = plan.study.training
     iterations = training.iterations or (training.epochs or 0) * (samples // training.batch_size)
@@ -183,6 +191,22 @@ def check_plan(plan: RunPlan, data: dataset.Dataset) -> None:
     ):
         if wanted > samples:
             raise ConfigError(f"{what} {wanted} exceeds the {samples} training samples of {data.name}")
+
+
+def rehearse(plan: RunPlan, model: nn.Module, data: dataset.Dataset) -> None:
+    """Refuse a network of the user's of which a step without a method would fail; its gradients are spoiled."""
+    name, size = plan.study.model.name, plan.study.training.batch_size
+    if not IN_FILE.fullmatch(name):
+        return
+    inputs, targets = (part[:size].to(plan.device) for part in (data.train_inputs, data.train_targets))
+    on = f" (inputs {tuple(inputs.shape)}, {str(inputs.dtype).removeprefix('torch.')})"
+    with seeded(plan), own_code(name, on=on):
+        output = model(inputs)
+        shape = tuple(output.shape) if isinstance(output, torch.Tensor) else type(output).__name__
+        if isinstance(shape, str) or len(shape) < 2 or (shape[0], shape[-1]) != (len(inputs), data.form.outputs):
+            wanted = f"({len(inputs)}, {'context, ' * data.form.tokens}{data.form.outputs})"
+            raise ConfigError(f"{without_folders(name)} must return outputs {wanted}, but returned {shape}{on}")
+        make_loss(plan.study)(output, targets).backward()
 
 
 def described(model: ModelConfig) -> str:
@@ -236,7 +260,7 @@ def run(
             log = run_log.RunLog(plan.folder, config, begun=resume)
         else:
             log = run_log.RunLog.reopened(plan.folder, config if now == "longer" else None)
-        with closed_at_end(log):
+        with closed_at_end(log), plan.own_code():
             training = Training(plan, data, log, on_progress)
             try:
                 training.run(checkpoints)
@@ -494,7 +518,8 @@ class Training:
         loss_tensor = self.loss_fn(output, targets)
         self.method.observe(loss_tensor)
         penalty = self.method.penalty(loss_tensor)
-        (loss_tensor if penalty is None else loss_tensor + penalty).backward()
+        with self.plan.own_code():
+            (loss_tensor if penalty is None else loss_tensor + penalty).backward()
         loss = loss_tensor.item()
         self.first_loss = loss if math.isnan(self.first_loss) else self.first_loss
         self.largest = max(self.largest, (loss, iteration))

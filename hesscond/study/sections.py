@@ -20,7 +20,7 @@ from hesscond.data import AUGMENTATIONS, Form, loading
 from hesscond.data.sources import SOURCES
 from hesscond.errors import LARGEST, ConfigError
 from hesscond.methods.base import OptimizerName
-from hesscond.models import MODELS, Architecture, OptionError, checked_option
+from hesscond.models import MODELS, Architecture, OptionError
 
 #: Plural noun for the inputs of each kind of data set, or of network.
 KINDS = ("image", "points", "coordinates", "tokens", "vector")
@@ -175,10 +175,9 @@ class ModelConfig(SectionWithOptions):
     @model_validator(mode="after")
     def options_fit(self) -> ModelConfig:
         """Refuse values of another kind than the defaults."""
-        known = MODELS[self.name].options
         for option, value in self.options.items():
             try:
-                checked_option(option, value, known[option])
+                MODELS[self.name].checked(option, value)
             except OptionError as error:
                 raise misfit([option], str(error).removeprefix(f"option {option!r} ")) from None
         return self

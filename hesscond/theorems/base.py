@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -485,4 +486,17 @@ def verify(
 
 def one_trial(checked: Statement, seed: int, number: int) -> Sequence[Outcome]:
     """The outcomes of trial ``number``."""
-    return checked.trial(np.random.default_rng([seed, number]))
+    return checked_outcomes(checked, "trial", checked.trial(np.random.default_rng([seed, number])))
+
+
+def checked_outcomes(checked: Statement, hook: str, returned: Sequence[Outcome]) -> Sequence[Outcome]:
+    """What a method of a statement returned; a ConfigError if it is not one outcome for each claim."""
+    names = [claim.name for claim in checked.claims]
+    listed = isinstance(returned, (list, tuple))
+    if not listed or len(returned) != len(names) or not all(isinstance(one, Outcome) for one in returned):
+        got = f"{len(returned)} in {returned}" if listed else repr(returned)
+        raise ConfigError(
+            f"{hook} of statement {checked.id!r} must return a list with one Outcome for each claim "
+            f"({', '.join(names)}), not {textwrap.shorten(got, 120)}"
+        )
+    return returned
