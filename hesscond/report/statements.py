@@ -57,13 +57,11 @@ def statement_frame(runs: Sequence[StoredRun]) -> pd.DataFrame:
 
 def caption(frame: pd.DataFrame) -> str:
     """Remark on a table of claims: what its columns are, as far as something is in them."""
-    parts = [
-        f"{claim}: not decided, {why}"
-        for claim, why in dict(zip(frame["claim"], frame["reason"], strict=True)).items()
-        if why
-    ]
+    undecided = frame[frame["reason"] != ""].groupby("reason", sort=False)["claim"].unique()
+    parts = [f"{', '.join(claims)}: not decided, {why}" for why, claims in undecided.items()]
     parts.append(
-        "held, of the checks that apply; worst: largest ratio of measured value to claimed bound, violated above 1"
+        "held, of the checks that apply; worst: largest ratio of measured value to claimed bound, violated above 1, "
+        "–: no check gave one"
     )
     if (frame["violated"] > 0).any():
         parts.append("first: iteration of the first violation")

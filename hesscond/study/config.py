@@ -95,6 +95,14 @@ class ProbeConfig(sections.Section):
     precision: Literal["as-trained", "float64"] = "as-trained"
     rtol: Annotated[float, Field(gt=0, lt=1)] = 1e-6
 
+    @field_validator("units", mode="before")
+    @classmethod
+    def numbers_or_all(cls, value: Any) -> Any:
+        """Refuse other words and numbers; of a union the error would name one type only."""
+        if value != "all" and not isinstance(value, list):
+            raise ValueError("must be 'all', or a list of numbers")
+        return value
+
     # the same thing is not measured twice
     _distinct = field_validator("layers", "units", "levels", "at")(sections.distinct)
 

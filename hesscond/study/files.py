@@ -10,7 +10,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from hesscond.errors import ConfigError, did_you_mean
 from hesscond.lazy import located
@@ -143,6 +143,16 @@ class FileTable(Changes):
     claims: list[Claim] = Field(default_factory=list)
     replicate: Cost = Cost()
     paper: list[Published] = Field(default_factory=list)
+
+    @model_validator(mode="before")
+    @classmethod
+    def keys_are_known(cls, content: dict[str, Any]) -> dict[str, Any]:
+        """Refuse a key that neither the file nor a study has; a run's ``panel`` is a name, no table."""
+        allowed = dict.fromkeys([*config.StudyConfig.model_fields, *cls.model_fields])
+        if not isinstance(content.get("panel", ""), str):
+            del allowed["panel"]
+        sections.refuse_unknown(content, list(allowed))
+        return content
 
 
 SCALES = ("paper", "small")

@@ -312,6 +312,11 @@ def rate(optimizer: torch.optim.Optimizer) -> float:
 
 def diverged(quantity: str, value: float, iteration: int, lr: float) -> DivergedError:
     """The error for a loss that is NaN or infinite."""
+    if iteration == 0:
+        return DivergedError(
+            f"the {quantity} is {value:.3g} before the first step: the cause is in the network's initial weights, or "
+            "in the data, not in the learning rate; the run stopped, its log is kept"
+        )
     return DivergedError(
         f"the {quantity} is {value:.3g} at iteration {iteration}: training has diverged at learning rate {lr:g}, the "
         "run stopped, its log is kept"

@@ -49,12 +49,7 @@ class Section(BaseModel):
     def keys_are_known(cls, content: Any) -> Any:
         """Refuse an unknown key, and name those that are allowed."""
         if isinstance(content, dict):
-            allowed = cls.allowed_keys(content)
-            for key in content:
-                if key not in allowed:
-                    near = difflib.get_close_matches(str(key), allowed, 1)
-                    hint = f"did you mean {near[0]!r}? " if near else ""
-                    raise misfit([key], f"{UNKNOWN}{hint}allowed: {', '.join(allowed)}")
+            refuse_unknown(content, cls.allowed_keys(content))
         return content
 
 
@@ -65,6 +60,15 @@ UNKNOWN = "unknown key: "
 def misfit(key: Sequence[str | int], words: str) -> PydanticCustomError:
     """Validation error for a key below the table that is being validated."""
     return PydanticCustomError("misfit", "{words}", {"words": words, "key": tuple(key)})
+
+
+def refuse_unknown(content: Mapping[str, Any], allowed: Sequence[str]) -> None:
+    """Raise the error for the first key that is not allowed."""
+    for key in content:
+        if key not in allowed:
+            near = difflib.get_close_matches(str(key), allowed, 1)
+            hint = f"did you mean {near[0]!r}? " if near else ""
+            raise misfit([key], f"{UNKNOWN}{hint}allowed: {', '.join(allowed)}")
 
 
 def found_by(find: Callable[[str], object]) -> AfterValidator:

@@ -81,6 +81,8 @@ def decided(lower: float, upper: float, allowed: float = 1.0) -> Outcome:
     """
     if math.isnan(lower) or math.isnan(upper):
         return UNRESOLVED
+    if lower > upper and not math.isclose(lower, upper):  # two roundings of one number
+        raise ValueError(f"decided(lower, upper) got a lower bound {lower:.6g} above the upper one, {upper:.6g}")
     if upper <= allowed:
         return Outcome("holds", upper / allowed)
     if lower > allowed:

@@ -503,7 +503,8 @@ def singular(observation: base.Observation, H: HessianOperator) -> base.Outcome 
     """Why a layer's Hessian has not full rank, or is not formed; None: it may have."""
     constant = observation.weight.shape[1] - len(observation.mu)
     if constant and H.order > observation.weight.size:
-        return base.not_applicable("H is singular: inputs of the layer are constant")
+        which = "some inputs" if len(observation.mu) else "all inputs"
+        return base.not_applicable(f"H is singular: {which} of the layer are constant")
     if observation.samples * len(observation.weight) < H.order:
         return base.not_applicable("H is singular: fewer samples than weights of a unit")
     if not sees_common_change(H, observation.weight.shape):

@@ -119,3 +119,8 @@ def test_bad_uses_are_one_sentence(four_runs):
         TABLES["seeds"].write(four_runs, "docx")
     with pytest.raises(ConfigError, match="statement"):
         TABLES["statements"].frame(four_runs)
+
+
+def test_claims_with_the_same_reason_share_it():
+    frame = pd.DataFrame({"claim": list("abca"), "reason": ["x", "x", "", "x"], "violated": 0, "known": True})
+    assert TABLES["statements"].explained(frame).startswith("a, b: not decided, x; held")

@@ -71,7 +71,8 @@ def test_a_study_file_is_read(written):
     [
         ('name = "tiny"', "", ["'name'", "missing"]),
         ("batch_size = 60\niterations", "iterations", ["'training.batch_size'", "missing"]),
-        ('name = "tiny"', 'name = "tiny"\ncolour = 1', ["unknown key 'colour': allowed: name, description"]),
+        ('name = "tiny"', 'name = "tiny"\ncolour = 1', ["unknown key 'colour': allowed: name, description", "panels"]),
+        ('name = "tiny"', 'name = "tiny"\n[[panel]]\nname = "a"', ["unknown key 'panel': did you mean 'panels'?"]),
         (
             "units = [3]",
             "units = [3]\nevry = 2",
@@ -92,6 +93,7 @@ def test_a_study_file_is_read(written):
         ('["fc2"]', '["fc9"]', ["probe.layers.0", "fc9", "fc1, fc2"]),
         ('["fc2"]', '["fc2", "fc2"]', ["probe.layers", "once"]),
         ("units = [3]", "units = [10]", ["probe.units.0", "unit 10 is out of range", "0 to 9"]),
+        ("units = [3]", "units = 'al'", ["probe.units: must be 'all', or a list of numbers (got 'al')"]),
         ("units = [3]", "units = [-1]", ["entry 1 of probe.units", "greater than or equal to 0", "-1"]),
         ("units = [3]", "units = [3]\nprecision = 'half'", ["probe.precision", "float64", "half"]),
         ('name = "tiny"', "name = [", ["not valid TOML"]),

@@ -110,7 +110,7 @@ def test_why_a_layer_has_no_full_rank():
     model, loss_fn, (x, y) = regression()
     x[:, 1] = 2.0
     (constant,) = reasons(model, loss_fn, (x, y))
-    assert constant == ("not-applicable", "H is singular: inputs of the layer are constant")
+    assert constant == ("not-applicable", "H is singular: some inputs of the layer are constant")
 
 
 def test_a_hessian_that_is_too_large_to_form(monkeypatch):

@@ -149,6 +149,8 @@ def test_a_tie_is_unresolved():
     assert outcomes[3].reason == "μ is zero or orthogonal to the top eigenvector, to round-off"
     assert decided(1 - 1e-12, 1 + 1e-12).status == "unresolved"
     assert decided(float("nan"), 1.0).status == "unresolved"
+    with pytest.raises(ValueError, match=r"lower bound 3 above the upper one, 0\.5"):
+        decided(3.0, 0.5)
 
 
 def test_trials_depend_on_seed_and_number_only():
