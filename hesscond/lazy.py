@@ -141,7 +141,7 @@ def defaults(parameters: Collection[inspect.Parameter]) -> dict[str, Any]:
 def own_code(*pieces: str, on: str = "") -> Iterator[None]:
     """Context that calls pieces of the user's: an exception out of them is a `ConfigError` with its place in the file.
 
-    ``pieces``: their names; only where a ``FILE.py:NAME`` is among them is anything changed. ``on``: what they are called
+    ``pieces``: their names; nothing is changed where no ``FILE.py:NAME`` is among them. ``on``: what they are called
     with, for an exception without a place in the file, as from torch in a `torch.nn.Sequential` of theirs.
     """
     try:

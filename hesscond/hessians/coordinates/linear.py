@@ -45,7 +45,7 @@ class Scaling(Preconditioner):
         return rows * self.d.flatten().to(rows)
 
     def multiplied(self, rows: torch.Tensor, units: int) -> torch.Tensor:
-        if self.d.shape[-1] != (n := rows.shape[1] // units):
+        if self.d.shape[-1] not in (1, n := rows.shape[1] // units):
             raise ConfigError(f"coordinates {self.name!r} scale {self.d.shape[-1]} parameters of a unit, which has {n}")
         return (rows.unflatten(1, (units, -1)) * self.d.to(rows)).flatten(1)
 
