@@ -110,8 +110,10 @@ def escaped_property(text: str) -> str:
 def show(decided: Sequence[Decision]) -> None:
     """Print each decision with what was found below it, and how many there are."""
     for decision in decided:
-        text = f": {decision.expectation} ({decision.runs})\n  {decision.reason}"
-        printing.stdout.print(Text.assemble((decision.status, STYLES[decision.status]), text), soft_wrap=True)
+        status, rest = decision.status, f": {decision.expectation} ({decision.runs})\n  {decision.reason}"
+        text = Text(printing.at_words(f"{status}{rest}", printing.stdout))
+        text.stylize(STYLES[status], 0, len(status))
+        printing.stdout.print(text, soft_wrap=True)
     counts = {status: sum(decision.status == status for decision in decided) for status in STYLES}
     printing.stdout.print(", ".join(f"{count} {status}" for status, count in counts.items() if count))
 

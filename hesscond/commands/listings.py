@@ -6,7 +6,6 @@ import inspect
 from typing import TYPE_CHECKING, Annotated
 
 import typer
-from rich.text import Text
 
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError
@@ -48,7 +47,7 @@ def methods(
     if as_json:
         printing.listing([method_row(chosen) | {"text": inspect.getdoc(chosen)}], as_json)
         return
-    printing.stdout.print(Text(f"{chosen.name}: {chosen.summary}", style="bold"), soft_wrap=True)
+    printing.print_line(f"{chosen.name}: {chosen.summary}", style="bold")
     printing.print_source(chosen.source)
     printing.print_prose(shown_options(chosen) or "none", "options: ", " " * 9)
     printing.stdout.print(f"rate:    {chosen.rate:g}\n", soft_wrap=True)

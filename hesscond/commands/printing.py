@@ -105,6 +105,22 @@ def print_source(source: str) -> None:
         print_prose(str(paper), " " * 9, " " * 11)
 
 
+def at_words(text: str, console: Console) -> str:
+    """Lines broken between words where a terminal would break them anywhere; a pipe gets each whole."""
+    if not console.is_terminal:
+        return text
+    indents = [line[: len(line) - len(line.lstrip())] for line in text.split("\n")]
+    return "\n".join(
+        textwrap.fill(line, console.width, subsequent_indent=indent and f"{indent}  ", **UNBROKEN)
+        for line, indent in zip(text.split("\n"), indents, strict=True)
+    )
+
+
+def print_line(text: str, console: Console = stdout, style: str = "") -> None:
+    """Print a line that is not only a path, `at_words`."""
+    console.print(Text(at_words(text, console), style), soft_wrap=True)
+
+
 def print_prose(text: str, first: str = "", rest: str | None = None) -> None:
     """Print a paragraph broken at the terminal's width, with indents of its first and its further lines."""
     width = min(LINE, stdout.width)
@@ -136,7 +152,7 @@ def print_paragraphs(text: str) -> None:
         words = " ".join(lines := list(group)).strip()
         literal = literal and (indent > 0 or not words)
         if literal or not words:
-            stdout.print("\n".join(lines), soft_wrap=True)
+            print_line("\n".join(lines))
         else:
             print_prose(re.sub(r"::$", ":", " ".join(words.split())), " " * indent)
             literal = words.endswith("::")
@@ -195,8 +211,8 @@ def sign_of_life(label: str) -> Iterator[Say]:
 
 
 def complain(sentence: str) -> None:
-    """Print an error sentence on one line, whatever it quotes."""
-    stderr.print(f"error: {printable(' '.join(sentence.splitlines()))}", soft_wrap=True)
+    """Print an error sentence as one line, whatever it quotes."""
+    print_line(f"error: {printable(' '.join(sentence.splitlines()))}", stderr)
 
 
 def listing(rows: list[dict[str, Any]], as_json: bool, columns: Sequence[str] = ()) -> None:

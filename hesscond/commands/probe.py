@@ -154,7 +154,7 @@ class Watched:
             others += progress.reason and f", {progress.reason}"
             text = f"Estimated time of second derivatives: {duration(progress.left)}{others}. "
             advice = "--layers and --units measure a subset; Ctrl-C keeps finished layers."
-            printing.stderr.print(text + advice, soft_wrap=True)
+            printing.print_line(text + advice, printing.stderr)
         if self.stopped:
             progress.stop()
         self.say(f"second derivatives of {progress.layer}", progress.share, progress.left)
@@ -169,10 +169,10 @@ class Watched:
             self.say(label, share)
             seconds = layer.seconds() if isinstance(layer, NetworkResult) else None
             if seconds is not None and seconds > LONG:
-                printing.stderr.print(
+                printing.print_line(
                     f"about {duration(seconds)} for κ of {layer.n_params:,} parameters: as many products, and the "
                     "eigenvalues of their matrix; --products 60 gives λ_max and a bound of κ",
-                    soft_wrap=True,
+                    printing.stderr,
                 )
             try:
                 with observed(self._counter(label, share)):
@@ -268,12 +268,12 @@ def print_summary(
     """Print what was probed, the table, and the notes below it."""
     few, level = arguments["products"], arguments["level"]
     what = LEVELS[level] if few is None else f"all parameters together, {few} products"
-    printing.stdout.print(f"{spec} · {target.samples} · level {level}: {what}", soft_wrap=True)
+    printing.print_line(f"{spec} · {target.samples} · level {level}: {what}")
     catalogue = Catalogue(measurable(target.model))
     names = [str(name) for name in frame["layer"].unique() if name != NETWORK]
     sheet = result.sheet(frame, {name: catalogue.kind(name) for name in names})
     measured, *checked = sheet.above
-    printing.stdout.print(f"{measured} · model in {'train' if target.model.training else 'eval'} mode", soft_wrap=True)
+    printing.print_line(f"{measured} · model in {'train' if target.model.training else 'eval'} mode")
     for line in checked:
         printing.stdout.print(Text(line))
     printing.stdout.print()

@@ -72,7 +72,7 @@ def study(
     for plan in plans:
         check_plan(plan, data)
     if name in aliases():
-        printing.stderr.print(f"{name} is another name of {aliases()[name]}", soft_wrap=True)
+        printing.print_line(f"{name} is another name of {aliases()[name]}", printing.stderr)
     if lr is None:
         performing.tell_default_rates(plans)
     data = data.to(plans[0].device)
@@ -96,7 +96,7 @@ def finish(where: Path, runs: list[store.StoredRun]) -> None:
     if any(run.config.get("statements") for run in runs):
         printing.print_table(TABLES["statements"].print(runs))
     if note := rounding_note(runs):
-        printing.stdout.print(f"note:   {note}", soft_wrap=True)
+        printing.print_line(f"note:   {note}")
     printing.stdout.print()
     for sentence in verdict_sentences(runs):
         printing.stdout.print(Text(sentence))
