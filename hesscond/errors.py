@@ -82,6 +82,11 @@ def readable(size: float) -> str:
     return f"{size:.3g} GB"
 
 
+def counted(number: int, noun: str) -> str:
+    """Number and noun, in the plural unless the number is 1."""
+    return f"{number} {noun}{'' if number == 1 else 's'}"
+
+
 def refuse_large(
     what: str, size: float, memory: float | None, advice: str, kind: type[HesscondError] = TooLargeError
 ) -> None:

@@ -16,7 +16,7 @@ import typer
 
 from hesscond.commands import printing
 from hesscond.data import Dataset
-from hesscond.errors import ConfigError, DivergedError
+from hesscond.errors import ConfigError, DivergedError, counted
 from hesscond.lazy import optional
 from hesscond.report.tables import number
 from hesscond.runs import open_run, printable
@@ -42,7 +42,7 @@ def announced_by(say: printing.Say, folders: Sequence[Path], total: int) -> Call
             run = open_run(folder)
             how += f", {run.iterations} iterations, loss {run.last_loss:.4g}, {run.seconds:.1f} s"
         over = total - len(left)
-        printing.stderr.print(printable(f"[{over}/{total}] {outcome.name}: {how}"), soft_wrap=True)
+        printing.print_line(printable(f"[{over}/{total}] {outcome.name}: {how}"), printing.stderr)
         say(f"{over} of {total} runs over", over / total)
 
     return ended
@@ -119,8 +119,8 @@ class Place:
         """Words for the place of computation."""
         if not runs:
             return "nothing to do"
-        each = f"{threads} thread{'s' if threads > 1 else ''} each"
-        return f"{min(self.jobs, runs)} at a time on {', '.join(map(str, self.devices))}, {each}"
+        devices = ", ".join(map(str, self.devices))
+        return f"{min(self.jobs, runs)} at a time on {devices}, {counted(threads, 'thread')} each"
 
     def workers(self, runs: int, folder: Path) -> Executor:
         """The executor for a number of runs."""
@@ -150,7 +150,7 @@ def tell_default_rates(plans: Sequence[RunPlan]) -> None:
     for (method, size), plan in {(plan.method, plan.study.training.batch_size): plan for plan in plans}.items():
         if plan.study.known_rate(plan.label or method, size) is None:
             reason = f"study {plan.study.full_name} has no learning rate for {method} at batch size {size}"
-            printing.stderr.print(f"{reason}: taking the method's default, {plan.learning_rate:g}", soft_wrap=True)
+            printing.print_line(f"{reason}: taking the method's default, {plan.learning_rate:g}", printing.stderr)
 
 
 def perform(
@@ -162,8 +162,8 @@ def perform(
 ) -> dict[str, sweeps.Outcome]:
     """Perform the runs that are left, and show them; empties ``data``."""
     left = prepared.left
-    runs = f"{len(plans)} run{'s' if len(plans) > 1 else ''}"
-    runs += f", {len(prepared.done)} of them over before" if prepared.done else ""
+    runs, which = counted(len(plans), "run"), f"{len(prepared.done)} of them" if left else "all of them"
+    runs += f", {which if len(plans) > 1 else 'which was'} over before" if prepared.done else ""
     printing.stderr.print(f"{runs}; {place.described(threads, len(left))}", soft_wrap=True)
     outcomes = dict(prepared.done)
     if left:

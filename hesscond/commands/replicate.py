@@ -21,7 +21,7 @@ from hesscond.study.sweep import prepare
 
 
 def replicate(
-    name: Annotated[str | None, typer.Argument(help="A figure or table of a paper, NAME or NAME/PANEL.")] = None,
+    name: Annotated[str | None, typer.Argument(help="What --list lists: NAME or NAME/PANEL.")] = None,
     scale: options.Scale = None,
     seeds: Annotated[int, typer.Option(help="Number of runs of every method, with the seeds 0, 1, …")] = 5,
     iterations: Annotated[
@@ -36,11 +36,11 @@ def replicate(
         Path | None, typer.Option(help="Folder of the runs. Default: runs/NAME, or runs/NAME-small.")
     ] = None,
     list_: Annotated[
-        bool, typer.Option("--list", help="List the figures and tables, and what their runs take.")
+        bool, typer.Option("--list", help="List figures and tables, other comparisons, and what runs take.")
     ] = False,
     as_json: printing.AsJson = False,
 ) -> None:
-    """Run all of a figure or table of a paper, several runs at once, and show paper and result side by side.
+    """Run all of a figure or table of a paper, or of another comparison, and show paper and result side by side.
 
     Example: hesscond replicate bnp-figure-3 --scale small --seeds 2
 
@@ -50,7 +50,7 @@ def replicate(
         list_replications(data_dir, as_json)
         return
     if name is None:
-        raise ConfigError("name a figure or table (hesscond replicate --list)")
+        raise ConfigError("name a figure, a table or another comparison (hesscond replicate --list)")
     paper = replication.replication(name, scale)
     probing = None if paper.cost.probe else 0
     overrides = Overrides(iterations, epochs, None, None, probing)
@@ -76,7 +76,7 @@ def replicate(
 
 
 def list_replications(data_dir: Path | None, as_json: bool) -> None:
-    """List the figures and tables with what they need."""
+    """List the figures, tables and other comparisons with what they need."""
     rows = []
     for name in (content["name"] for content in contents() if "replicate" in content):
         file = StudyFile.named(name)

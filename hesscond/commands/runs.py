@@ -152,4 +152,5 @@ def write_table(frame: pd.DataFrame, format: str, target: Path | IO[str]) -> Non
     except BrokenPipeError:
         raise
     except OSError as error:
-        raise ConfigError(f"{target} cannot be written: {error.strerror or error}") from None
+        name = target if isinstance(target, Path) else "the output"
+        raise ConfigError(f"{name} cannot be written: {error.strerror or error}") from None

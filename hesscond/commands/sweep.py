@@ -10,7 +10,7 @@ import torch
 import typer
 
 from hesscond.commands import options, performing, printing
-from hesscond.errors import ConfigError, did_you_mean
+from hesscond.errors import ConfigError, counted, did_you_mean
 from hesscond.operators.threads import torch_threads
 from hesscond.report import sweeps
 from hesscond.runs import open_run
@@ -105,7 +105,8 @@ def sweep(
         written = {"best.csv": best, "runs.csv": frame, "cells.csv": cells}
         for file, table in written.items():
             table.to_csv(where / file, index=False, lineterminator="\n")
-        printing.print_table(sweeps.best_table(best, config.axes, f"{config.study.name} · {len(stored)} runs"))
+        title = f"{config.study.name} · {counted(len(stored), 'run')}"
+        printing.print_table(sweeps.best_table(best, config.axes, title))
         printing.stdout.print(f"runs:   {where}", soft_wrap=True)
         printing.stdout.print(f"tables: {', '.join(str(where / file) for file in written)}", soft_wrap=True)
     performing.complain_of(outcomes)

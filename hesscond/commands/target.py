@@ -19,7 +19,7 @@ from torch import nn
 from torch.utils.data import Dataset
 
 from hesscond.commands import printing
-from hesscond.errors import ConfigError, HesscondError, did_you_mean, one_line, out_of_memory
+from hesscond.errors import ConfigError, HesscondError, counted, did_you_mean, one_line, out_of_memory
 from hesscond.lazy import OURS, PASSED, is_ours, is_users, user_failure
 from hesscond.problem import batches, evaluation, weighting
 from hesscond.problem.containers import kind
@@ -68,7 +68,7 @@ class Target:
         count, are = (
             (data.samples, data.are) if isinstance(data, Stream) else evaluation.counted_in(self.model, data[0])
         )
-        return f"{count} samples" + (f" ({are})" if are else "")
+        return counted(count, "sample") + (f" ({are})" if are else "")
 
     def to(self, device: torch.device) -> Target:
         """The target on a device; the model itself is moved, and the loss if it is a module."""

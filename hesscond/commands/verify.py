@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-from rich.text import Text
 
 from hesscond.commands import options, printing
 from hesscond.errors import ConfigError
@@ -63,11 +62,13 @@ def verify_statements(
         printing.print_table(base.verdict_table(verdicts))
         for verdict in verdicts:
             for line in verdict.remarks():
-                printing.stdout.print(line, soft_wrap=True)
+                printing.print_line(line)
     if figure is not None:
         from hesscond.report.margins import margin_figure
 
         page.save_figure(margin_figure(verdicts[0]), figure)
+        if not as_json:
+            printing.stdout.print(f"figure: {figure}", soft_wrap=True)
     if not all(verdict.ok for verdict in verdicts):
         raise typer.Exit(printing.UNMET)
 
@@ -96,7 +97,7 @@ def list_statements(
 
 def show(statement: base.Statement) -> None:
     """Print all about a statement."""
-    printing.stdout.print(Text(f"{statement.id}: {statement.title}", style="bold"), soft_wrap=True)
+    printing.print_line(f"{statement.id}: {statement.title}", style="bold")
     printing.print_source(statement.source)
     for alias, part in statement.aliases.items():
         printing.print_prose(f"{alias}, {part}", "also:    ", " " * 9)

@@ -92,7 +92,7 @@ def available(table: pd.DataFrame, condition: parser.Condition) -> str:
         names = sorted(map(str, known))
         few = ", ".join(names[:10]) + (", …" if len(names) > 10 else "")
         return did_you_mean(condition.value, names, otherwise=f"there are {few}")
-    return f"its values are from {min(known)} to {max(known)}" if len(known) else "it is empty"
+    return f"its values are from {min(known)} to {max(known)}" if len(known) else "they have none"
 
 
 def matched(a: RowValues, b: RowValues, sign: str) -> tuple[RowValues, RowValues]:

@@ -15,6 +15,7 @@ from torch import nn
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
+from hesscond.errors import counted
 from hesscond.problem.containers import tensors_of
 from hesscond.problem.references import ran_again
 
@@ -70,7 +71,7 @@ class Precision:
         return self.narrower[0][0] if self.narrower else None
 
     def __str__(self) -> str:
-        lifted = f"{self.lifted} cast{'s' if self.lifted > 1 else ''} to float32 lifted" if self.lifted else ""
+        lifted = f"{counted(self.lifted, 'cast')} to float32 lifted" if self.lifted else ""
         if not self.narrower:
             return f"{named(self.dtype)} ({lifted})" if lifted else named(self.dtype)
         counts = ", ".join(f"{count} {named(dtype)}" for dtype, count in self.narrower)

@@ -293,8 +293,9 @@ def caption(paper: Replication, frame: pd.DataFrame) -> str:
     small = paper.panels[0].study.scale == "small"
     scale = " at the study's small size, which the paper does not have" if small else ""
     seeds = int(frame["seeds"].max()) if len(frame) else 0
+    values = "one seed" if seeds == 1 else f"mean ± standard deviation of {seeds} seeds"
     return (
-        f"{paper.source}; here: mean ± standard deviation of {seeds} seed{'s' if seeds != 1 else ''}{scale}; verdicts: "
+        f"{paper.source}; here: {values}{scale}; verdicts: "
         f"95 % intervals of the mean (paired by seed for comparisons, Student's t), one seed alone by its value"
     )
 

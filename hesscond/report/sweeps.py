@@ -112,7 +112,7 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> table
     levels = [level for level in LEVELS if f"{level}_kappa" in best]
     caption = (
         f"each method at its best rate by the loss, mean over the seeds; {tables.LAST}; < or > at a rate: the lowest "
-        "or highest of the grid, a better one may lie beyond; rates: tried, of which diverged"
+        "or highest of the grid, a better one may lie beyond; rates: number tried"
     )
     if levels:
         caption += (
@@ -133,7 +133,7 @@ def best_table(best: pd.DataFrame, settings: Sequence[str], title: str) -> table
             lambda row: "none" if math.isnan(row["learning_rate"]) else f"{marks[row['edge']]}{row['learning_rate']:g}",
         ),
         tables.Column(
-            "rates", lambda row: f"{row['rates']}-{row['diverged']}" if row["diverged"] else str(row["rates"])
+            "rates", lambda row: f"{row['rates']}" + f" ({row['diverged']} diverged)" * (row["diverged"] > 0)
         ),
         tables.numbers("seeds", "seeds", "d"),
         tables.numbers("loss", "loss", tables.LOSS),

@@ -247,7 +247,8 @@ def differences(stored_config: Mapping[str, Any], wanted: Mapping[str, Any], *, 
         if isinstance(stored, dict) and isinstance(settings, dict):
             for key in sorted({*stored, *settings}):
                 if stored.get(key) != settings.get(key) and not (table == "training" and key in but):
-                    entries.append(f"{table}.{key}: {stored.get(key)!r} there, {settings.get(key)!r} here")
+                    there, here = (repr(part[key]) if key in part else "not given" for part in (stored, settings))
+                    entries.append(f"{table}.{key}: {there} there, {here} here")
         elif stored != settings:
             entries.append(table)
     return listed(entries)

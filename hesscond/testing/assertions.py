@@ -18,6 +18,7 @@ from hesscond.errors import ConfigError, HesscondError
 from hesscond.expectations import intervals
 from hesscond.hessians import Coordinates, DensePreconditioner
 from hesscond.methods import Method
+from hesscond.operators.operator import as_number
 from hesscond.probing.diff import diff
 from hesscond.probing.entry import probe
 from hesscond.probing.results import ProbeResult
@@ -150,13 +151,19 @@ def ranked(findings: Sequence[Finding]) -> list[Finding]:
 
 def policy_of(share: float, unresolved: str | None) -> str:
     """The given policy, else that of the test that is running, else fail; a share must be above 0 and at most 1."""
-    if not 0 < share <= 1:
-        raise ConfigError(f"share must lie above 0 and be at most 1, not {share}")
+    if not 0 < (as_number(share) or math.nan) <= 1:
+        raise ConfigError(f"share must lie above 0 and be at most 1, not {share!r}")
     if unresolved is None:
         return "fail" if _hesscond_pytest.running is None else _hesscond_pytest.running.unresolved
     if unresolved not in _hesscond_pytest.POLICIES:
         raise ConfigError(f"unresolved is one of {', '.join(_hesscond_pytest.POLICIES)}, not {unresolved!r}")
     return unresolved
+
+
+def check_number(what: str, value: object) -> None:
+    """Raise a ConfigError for a limit that is no positive finite number."""
+    if not 0 < (as_number(value) or math.nan) < math.inf:
+        raise ConfigError(f"{what} must be a positive finite number, not {value!r}")
 
 
 def conclude(assertion: Assertion, policy: str) -> Assertion:
@@ -249,8 +256,7 @@ def assert_condition_number(
     if not limits:
         raise ConfigError("give a limit of κ: below=…, above=… or both")
     for _, limit in limits:
-        if not 0 < limit < math.inf:
-            raise ConfigError(f"a limit of κ is a positive finite number, not {limit}")
+        check_number("a limit of κ", limit)
     policy = policy_of(share, unresolved)
     kappas = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=method, options=options)
     findings = []
@@ -312,8 +318,7 @@ def assert_preconditioner_improves(
     __tracebackhide__ = True
     if method is None:
         raise ConfigError("say which preconditioner: a method's name, a Preconditioner or a matrix P")
-    if not 0 < factor < math.inf:
-        raise ConfigError(f"factor must be positive and finite, not {factor}")
+    check_number("factor", factor)
     policy = policy_of(share, unresolved)
     plain = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=None, options=options)
     transformed = measured(model, loss_fn, batch, layer=layer, unit=unit, level=level, method=method, options=options)
@@ -360,8 +365,7 @@ def assert_no_regression(
     'passed'
     """
     __tracebackhide__ = True
-    if not 0 < at_most < math.inf:
-        raise ConfigError(f"at_most must be positive and finite, not {at_most}")
+    check_number("at_most", at_most)
     policy = policy_of(share, unresolved)
     frame = diff(before, after, names=["before", "after"]).to_frame()
     findings = []

@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hesscond.errors import ConfigError
+from hesscond.errors import ConfigError, did_you_mean
 from hesscond.lazy import imported, load_installed, optional
 from hesscond.runs import log as run_log
 
@@ -192,9 +192,9 @@ def destinations(log: Any, config: Callable[[], Mapping[str, Any]]) -> list[Dest
             return [kind(place) if kind.takes_place else kind()]
         # one letter is a drive
         if re.match(r"\w\w+:", log):
-            raise ConfigError(
-                f"log={log!r}: {name!r} takes nothing behind a colon; a folder of that name is a pathlib.Path"
-            )
+            placed = (known for known, kind in Destination.named.items() if kind.takes_place)
+            hint = did_you_mean(name, placed, otherwise="a folder of that name is a pathlib.Path")
+            raise ConfigError(f"log={log!r}: {name!r} takes nothing behind a colon; {hint}")
     if isinstance(log, (str, os.PathLike)) and str(log):
         return [ToRunFolder(Path(log), config())]
     raise ConfigError(
