@@ -121,6 +121,9 @@ def test_another_configuration_is_refused(tmp_path, digits):
         run(replace(plan, learning_rate=0.5), digits, resume=True)
     with pytest.raises(ConfigError, match=r"training.iterations: 3 there, 2 here\), and can only be made longer"):
         run(plan_for(plan.folder, iterations=2), digits, resume=True)
+    by_epochs = plan.study.model_copy(update={"training": plan.study.training.model_copy(update={"epochs": 5})})
+    with pytest.raises(ConfigError, match=r"training.epochs: not given there, 5 here"):
+        run(replace(plan, study=by_epochs), digits, resume=True)
 
 
 @pytest.mark.share(2)

@@ -116,7 +116,9 @@ def conclude_or_say(assertion):
     [
         (lambda case: assert_condition_number(*case), "give a limit"),
         (lambda case: assert_condition_number(*case, below=math.inf), "positive finite"),
+        (lambda case: assert_condition_number(*case, below="1e4"), "a limit of κ must be a positive finite number"),
         (lambda case: assert_condition_number(*case, below=3, share=0), "share must lie"),
+        (lambda case: assert_condition_number(*case, below=3, share="half"), "share must lie"),
         (lambda case: assert_condition_number(*case, below=3, layer="fc9"), "no layer 'fc9'"),
         (lambda case: assert_condition_number(*case, below=3, unresolved="maybe"), "fail, warn, skip, pass"),
         (lambda case: assert_condition_number(*case[:2], iter([case[2]]), below=3), "read only once"),

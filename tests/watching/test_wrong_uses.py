@@ -98,6 +98,8 @@ def test_an_option_of_another_kind_is_named(option, place):
 def test_a_destination_that_is_unknown_is_no_folder(log):
     with pytest.raises(HesscondError, match="takes nothing behind a colon"):
         start(log=log)
+    with pytest.raises(HesscondError, match="did you mean tensorboard"):
+        start(log="tensorbord:x")
 
 
 def closed(use):
