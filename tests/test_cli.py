@@ -195,6 +195,20 @@ def test_lists(call_cli, stored):
 # --- options in numbers ----------------------------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize(
+    "command",
+    ["methods bnp", "methods equilibration", "statements bnp-theorem-4", "check done --expect kappa_own<1",
+     "probe net.py:make --method bnp", "sweep tiny.toml --method no-such-method-of-this-name --out nowhere/at/all"],
+)  # fmt: skip
+def test_a_terminal_gets_the_words_of_a_pipe_in_lines_that_fit(command, call_cli, stored, monkeypatch):
+    pipe = call_cli(*command.split())
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    terminal = call_cli(*command.split())
+    text = re.sub(r"\x1b\[[\d;?]*[A-Za-z]", "", terminal.out + terminal.err)
+    assert text.split() == (pipe.out + pipe.err).split()
+    assert [line for line in text.splitlines() if len(line) > 80 and " " in line.strip()] == []
+
+
 def test_overrides_leave_the_rest_alone():
     study = load_study("fc-digits")
     assert Overrides().apply(study) == study
