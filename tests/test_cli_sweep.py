@@ -106,7 +106,7 @@ def test_a_grid_is_run_shown_and_not_repeated(folder, call_cli):
     # the same command, and the folder: nothing is left to do
     for again in (call_cli(*arguments), call_cli("sweep", "runs/sweep-tiny")):
         assert (again.code, again.out) == (0, done.out)
-        assert again.err == "12 runs, 12 of them over before; nothing to do\n"
+        assert again.err == "12 runs, all of them over before; nothing to do\n"
     assert all(state["starts"] == 1 for state in states("runs/sweep-tiny").values())
     assert call_cli("runs", "runs/sweep-tiny", "--json").out.count('"finished"') == 12
 

@@ -249,5 +249,6 @@ def test_a_method_that_diverges_everywhere_says_so(folder, call_cli):
     result = call_cli("sweep", "tiny.toml", "-m", "vanilla", "--lr", "1e30", "--out", "out")
     assert result.code == 1
     assert "diverged: the loss" in result.err
-    assert " none " in result.out
+    assert " none  1 (1 diverged) " in result.out
+    assert " · 1 run\n" in result.out
     assert pd.read_csv("out/best.csv")["learning_rate"].isna().all()

@@ -23,6 +23,7 @@ from hesscond.report.replication import (
     REPLICATED,
     UNDECIDED,
     Seeds,
+    caption,
     interval,
     judged,
     measured,
@@ -292,7 +293,7 @@ def test_a_figure_from_the_command_line(figure, tmp_path, call_cli):
     assert frame["here"][0] in (out / "mine.md").read_text()
     assert (out / "mine.png").stat().st_size > 10_000
     again = call_cli(*command)
-    assert "8 of them over before; nothing to do" in again.err
+    assert "8 runs, all of them over before; nothing to do" in again.err
 
 
 def test_the_time_of_a_figure(figure, tmp_path, monkeypatch):
@@ -396,6 +397,7 @@ def test_one_seed_says_so_and_another_experiment_has_no_verdict(figure):
         "replicated (one seed)",
         "undecided (one seed)",
     ]
+    assert "here: one seed; verdicts" in caption(found, replication_frame(found, {"left": runs}))
     other = replication(f"{figure(', tolerance = 5.0', '')}/left")
     assert next(iter(replication_frame(other, {"left": runs})["verdict"])) == "not comparable"
     fastaa = [panel for panel in replication("cwo-table-1").panels if "fastaa" in panel.name]
