@@ -22,7 +22,7 @@ def probed_data(frame: pd.DataFrame) -> str:
 
 
 def probed_rows(frame: pd.DataFrame) -> str:
-    """What the κ of `probed_data` are of, for captions."""
+    """Caption of the κ of `probed_data`: the probes that they are of."""
     data = probed_data(frame)
     if not frame[f"{data}_probes"].any():
         return "nothing was probed"

@@ -68,8 +68,8 @@ def factor_condition(
     )
     with few_threads(matrix):
         kappa = form.measured(rtol)
-    apart = not exact and np.ndim(by_part) < 2 and (whole == 0 or np.ndim(by_part) == 1)
-    if kappa.cause == causes.BELOW_BOUND and apart and is_numerical_rank(form, kappa.rank):
+    scalable = not exact and (errors.ndim == 1 or (errors.ndim == 0 and not whole))
+    if kappa.cause == causes.BELOW_BOUND and scalable and is_numerical_rank(form, kappa.rank):
         # those that are zero in any scale may exceed the round-off of the few small entries that they touch
         known = replace(form, bounds=[partial(int, kappa.rank)])
         with few_threads(matrix):

@@ -492,7 +492,7 @@ def one_trial(checked: Statement, seed: int, number: int) -> Sequence[Outcome]:
 
 
 def checked_outcomes(checked: Statement, hook: str, returned: Sequence[Outcome]) -> Sequence[Outcome]:
-    """What a method of a statement returned; a ConfigError if it is not one outcome for each claim."""
+    """Outcomes that a method of a statement returned; a ConfigError unless there is one for each claim."""
     names = [claim.name for claim in checked.claims]
     listed = isinstance(returned, (list, tuple))
     if not listed or len(returned) != len(names) or not all(isinstance(one, Outcome) for one in returned):
