@@ -106,7 +106,7 @@ class RunPlan:
         """Contents of ``config.toml``: everything needed to repeat the run."""
         study = self.study.model_dump(mode="json", exclude_none=True, exclude={"run"})
         study["data"] |= data.pinned
-        study["probe"]["layers"] = structure.probed_layers(self.study)
+        study["probe"]["layers"] = list(structure.probed_blocks(self.study))
         study["run"] = {
             "method": self.method,
             **({"label": self.label} if self.label else {}),

@@ -45,13 +45,8 @@ def skeleton(name: str, options: str, form: Form) -> catalogue.Catalogue:
     return catalogue.Catalogue(model)
 
 
-def probed_layers(study: StudyConfig) -> list[str]:
-    """Names of the blocks to measure: those the study names, or the output layer; ``*`` in the network's order."""
-    return list(probed_blocks(study))
-
-
 def probed_blocks(study: StudyConfig) -> dict[str, Block]:
-    """Blocks of the network by the names in `probed_layers`."""
+    """Blocks to measure by name: those the study names, or the output layer; ``*`` in the network's order."""
     known = catalogue_of(study.model, study.data.form)
     level = "unit" if "unit" in study.probe.levels else "layer"
     blocks: dict[str, Block] = {}

@@ -287,7 +287,7 @@ class Statement(ABC):
         return iter(())
 
 
-#: All statements by id and alias; packages that bring some name modules that register them as entry points of the group.
+#: Statements by id and alias; packages that bring some name modules that register them as entry points of the group.
 _REGISTRY: Registry[type[Statement]] = Registry("statement", "hesscond.statements", subclass_of(Statement))
 
 

@@ -18,18 +18,12 @@ from hesscond.scaling import optimal
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems import base, exact, matrices, networks
 
-
-def column_equilibrated(A: np.ndarray) -> np.ndarray:
-    """AE: columns of norm 1, where they are not zero."""
-    return matrices.equilibrated(A.T).T
-
-
 #: Equilibration of the sides that `optimal_diagonal_scaling` scales.
 EQUILIBRATED: dict[optimal.Side, Callable[[np.ndarray], np.ndarray]] = {
     "row": matrices.equilibrated,
-    "column": column_equilibrated,
+    "column": lambda A: matrices.equilibrated(A.T).T,
     # rows first, then the columns of what that gives
-    "both": lambda A: column_equilibrated(matrices.equilibrated(A)),
+    "both": lambda A: matrices.equilibrated(matrices.equilibrated(A).T).T,
 }
 
 
