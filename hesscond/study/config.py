@@ -137,6 +137,11 @@ class StatementConfig(sections.Section):
         # its own id is known only where its file was read
         return located(value) if IN_FILE.fullmatch(value) else statement.id
 
+    @property
+    def statement(self) -> theorems.LayerStatement:
+        """The statement, which is about a layer as `known` has found."""
+        return theorems.statement(self.id)  # type: ignore[return-value]
+
 
 class RunConfig(sections.Section):
     """``[run]``: in the ``config.toml`` that a run leaves behind, which of the study's runs it was.

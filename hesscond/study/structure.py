@@ -15,7 +15,6 @@ from hesscond.hessians.blocks import Block
 from hesscond.models import MODELS, OptionError
 from hesscond.study import sections
 from hesscond.study.config import StudyConfig
-from hesscond.theorems import base as theorems
 
 
 def catalogue_of(model: sections.ModelConfig, form: Form) -> catalogue.Catalogue:
@@ -76,17 +75,14 @@ def check_structure(study: StudyConfig) -> None:
                     unit_range = f"layer {name!r} has units {block.units[0]} to {block.units[-1]}"
                     raise ConfigError(f"probe.units.{number}: unit {unit} is out of range: {unit_range}")
         for number, entry in enumerate(study.statements):
-            statement = theorems.statement(entry.id)
-            if not isinstance(statement, theorems.LayerStatement):
-                continue
             kind = None if block.layer is None else Geometry.of(block.layer).kind
             if kind is None or "unit" not in study.probe.levels:
                 what, wrong = "units of ", "none of these" if kind is None else "measured as a whole"
-            elif kind not in statement.layers:
+            elif kind not in entry.statement.layers:
                 what, wrong = "", f"a {kind}"
             else:
                 continue
-            layers = " and ".join(statement.layers)
+            layers = " and ".join(entry.statement.layers)
             raise ConfigError(
                 f"statements.{number}: {entry.id} speaks of {what}{layers} layers, but layer {name!r} is {wrong}: "
                 "probe others"
