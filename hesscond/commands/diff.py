@@ -77,7 +77,7 @@ def compare_two(
             return measure(name, None), ""
         return last_probe(Path(name), runs) if Path(name).is_dir() else (saved(Path(name)), "")
 
-    runs = None if model is not None else [Path(name) for name in (a, b) if Path(name).is_dir()]
+    runs = [Path(name) for name in (a, b) if Path(name).is_dir()]
     (frame, about_a), (other, about_b) = frame_of(a), frame_of(b)
     comparison = differences.diff(frame, other)
     write(comparison.to_frame())
@@ -138,20 +138,19 @@ def saved(path: Path) -> pd.DataFrame:
     return frame
 
 
-def last_probe(folder: Path, runs: list[Path] | None) -> tuple[pd.DataFrame, str]:
+def last_probe(folder: Path, runs: list[Path]) -> tuple[pd.DataFrame, str]:
     """Rows of the last probe of a run, and what they are; of the training set if all the ``runs`` have one."""
-    probes = {path: options.collect([path])[0].table("probe") for path in runs or [folder]}
+    probes = {path: options.collect([path])[0].table("probe") for path in runs}
     if len(options.collect([folder])) > 1:
         raise ConfigError(f"{folder} holds several runs: name one of them")
     data = "train" if all((probe["data"] == "train").any() for probe in probes.values()) else "batch"
+    what = "training set" if data == "train" else "mini-batch"
     rows = probes[folder][probes[folder]["data"] == data]
     if rows.empty:
-        raise ConfigError(f"{folder} has no probe of the {'training set' if data == 'train' else 'mini-batch'}")
+        raise ConfigError(f"{folder} has no probe of the {what}")
     last = rows[rows["iteration"] == rows["iteration"].max()].drop_duplicates(["layer", "unit"], keep="last")
     plain = {in_coordinates(name, "own"): name for name in differences.COMPARED}
     if last["kappa_own"].notna().any():
         kept = [name for name in plain if name in last]
         last = last.drop(columns=[plain[name] for name in kept]).rename(columns={name: plain[name] for name in kept})
-    what = "training set" if data == "train" else "mini-batch"
-    where = "" if runs is None else f", iteration {last['iteration'].iloc[0]}, {what}, own coordinates"
-    return last.astype({"layer": str}), where
+    return last.astype({"layer": str}), f", iteration {last['iteration'].iloc[0]}, {what}, own coordinates"

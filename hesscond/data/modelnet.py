@@ -68,7 +68,9 @@ def cached(place: Path, folder: Path, meshes: Sequence[str], options: Mapping[st
     for cloud, file in zip(clouds, meshes, strict=True):
         # one generator for each mesh, so that its points do not depend on the other meshes
         rng = np.random.default_rng([options["seed"], zlib.crc32(file.encode(errors="surrogateescape"))])
-        cloud[:] = within_unit_sphere(sampled(*read_mesh(folder / file), options["points"], rng))
+        points = sampled(*read_mesh(folder / file), options["points"], rng)
+        centred = points - points.mean(0)
+        cloud[:] = centred / np.linalg.norm(centred, axis=1).max()
     # where nothing can be written, the next run reads the meshes again
     with suppress(OSError):
         place.parent.mkdir(parents=True, exist_ok=True)
@@ -120,12 +122,6 @@ def sampled(vertices: np.ndarray, triangles: np.ndarray, points: int, rng: np.ra
     # the root makes barycentric coordinates uniform (Osada et al., Shape Distributions, 2002, section 4.1)
     root, other = np.sqrt(rng.random((points, 1))), rng.random((points, 1))
     return (1 - root) * a + root * (1 - other) * b + root * other * c
-
-
-def within_unit_sphere(points: np.ndarray) -> np.ndarray:
-    """Points (P, 3) centred, and scaled so that the farthest has length 1."""
-    centred = points - points.mean(0)
-    return centred / np.linalg.norm(centred, axis=1).max()
 
 
 sources.register(ModelNet())

@@ -152,15 +152,13 @@ class Pictures:
             if parts is None:
                 decodings = threads.map(self._centre, files)
             else:
-                sides = torch.tensor(list(threads.map(self._sides, files)), device="cpu")
+                # of the headers
+                sizes = threads.map(lambda file: opened(self.folder / file, lambda picture: picture.size), files)
+                sides = torch.tensor(list(sizes), device="cpu")
                 decodings = threads.map(self._part, files, torch.stack(parts(sides[:, 1], sides[:, 0]), 1).tolist())
             for image, values in zip(pixels, decodings, strict=True):
                 image[:] = np.asarray(values).transpose(2, 0, 1)
         return pixels
-
-    def _sides(self, file: str) -> Any:
-        """Width and height of one picture, of which the header is read."""
-        return opened(self.folder / file, lambda picture: picture.size)
 
     def _centre(self, file: str) -> Any:
         """Centre of one picture, resized with torchvision's arithmetic."""

@@ -220,7 +220,7 @@ class Expectation:
     def of(cls, text: str) -> Expectation:
         """Read an expression; a ConfigError if it cannot be read."""
         text = text.strip()
-        return cls(text, parser.parse_expectation(text))
+        return cls(text, parser.Reader(text).expectation())
 
     @property
     def methods(self) -> tuple[str, ...]:

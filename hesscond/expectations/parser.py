@@ -154,11 +154,6 @@ def methods_of(node: Node) -> tuple[str, ...]:
     return tuple(dict.fromkeys(column.method for column in columns_of(node) if column.method is not None))
 
 
-def parse_expectation(text: str) -> Node:
-    """The tree of an expectation, whose text has no blanks around it."""
-    return Reader(text).expectation()
-
-
 def for_python(text: str) -> str:
     """Text of the same length for Python's parser: filters become an index, names in quotes x's."""
     pieces, at = [], 0
@@ -186,7 +181,7 @@ def strange(character: str) -> str:
 
 
 class Reader:
-    """Reader that turns Python's syntax tree into the tree of an expectation, or says where that is impossible."""
+    """Reader of a text without blanks around it: makes Python's syntax tree that of an expectation, or refuses it."""
 
     def __init__(self, text: str) -> None:
         self.text, self.depth = text, 0

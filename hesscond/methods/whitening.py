@@ -33,15 +33,11 @@ class WhiteningState(LayerState):
         """Move mean and covariance towards those of the inputs seen, which get ``weight``."""
         rows = self.rows()
         H = rows.view(len(rows), *self.mu.shape).transpose(0, 1).to(self.mu.dtype)
-        if not self.geometry.bias:
-            centred = H
-        elif len(rows) == 1:
-            centred = H - self.mu[:, None]
-        else:
-            centred = H - H.mean(1, keepdim=True)
         if self.geometry.bias:
-            self.mu.lerp_(H.mean(1), weight)
-        self.C.lerp_(centred.mT @ centred / len(rows), weight)
+            mean = H.mean(1)
+            H = H - (self.mu if len(rows) == 1 else mean)[:, None]
+            self.mu.lerp_(mean, weight)
+        self.C.lerp_(H.mT @ H / len(rows), weight)
 
     def decompose(self, epsilon: float) -> None:
         """C̃⁻¹ for C̃ = C + ε (tr C / n) I, by Cholesky decomposition in float64."""

@@ -56,7 +56,7 @@ def training_figure(runs: Sequence[StoredRun], *, page: Page = COLUMN) -> Figure
         most = max(counts.values())
         fewer = "".join(f", {count} of {label}" for label, count in counts.items() if count < most)
         seeds = [f"lines: mean over {most} seeds{fewer}; bands: lowest to highest"] if most > 1 else []
-        plotting.label_figure(figure, page, None, "; ".join([remark, *seeds, *plotting.out_of_view(axes[:1])]))
+        plotting.label_figure(figure, page, "; ".join([remark, *seeds, *plotting.out_of_view(axes[:1])]))
     return figure
 
 
@@ -189,7 +189,8 @@ def conditioning_figure(
             ax.text(-0.02, 1.03, f"({letter})", transform=ax.transAxes, ha="right", weight="bold")
             plotting.along_iterations(ax, 6)
         parts = [remark(groups, window), CLAIM if "expected" in drawn[0] else "", *plotting.out_of_view(axes)]
-        plotting.label_figure(figure, page, chosen.title, "; ".join(filter(None, parts)))
+        plotting.add_heading(figure, page, chosen.title, [])
+        plotting.label_figure(figure, page, "; ".join(filter(None, parts)))
         figure.align_ylabels(axes)
     return figure
 
@@ -264,7 +265,8 @@ def draw_quantities(
             if rare and plotting.draw_points(ax, curves, look, color, name, shift):
                 parts.add("points")
             if quantity in series.RESOLVED:
-                bounds = [series.lower_bounds(probe, quantity) for probe in probes]
+                unresolved = [probe[series.is_unresolved(probe, quantity)] for probe in probes]
+                bounds = [series.finite(rows[f"{quantity}_lower"]) for rows in unresolved]
                 if plotting.draw_unresolved(ax, bounds, look, data, color, name, shift):
                     parts.add("unresolved")
     handles = [CURVES[quantity].handle(parts) for quantity, parts in drawn.items() if parts & {"line", "points"}]
@@ -327,7 +329,7 @@ def eigenvalue_figure(
         parts = ["mini-batches" if data == "batch" else "training set"]
         parts += [f"rank {rank:.0f} throughout" for rank in ranks if len(ranks) == 1]
         parts += [f"running median of {window}"] * (window > 1)
-        plotting.label_figure(figure, page, None, "; ".join([*parts, *plotting.out_of_view(axes[:1])]))
+        plotting.label_figure(figure, page, "; ".join([*parts, *plotting.out_of_view(axes[:1])]))
     return figure
 
 

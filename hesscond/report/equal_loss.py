@@ -91,7 +91,7 @@ def equal_loss_figure(
         sentences: Sequence[str] = left_out if not groups else ()
         if 0 < len(groups) <= TOGETHER:
             sentences = verdict.verdict_sentences(runs, layer=layer, unit=unit)[: max(1, len(groups) - 1)]
-        plotting.label_figure(figure, page, None, " ".join([*sentences, *plotting.out_of_view([left, right])]))
+        plotting.label_figure(figure, page, " ".join([*sentences, *plotting.out_of_view([left, right])]))
     return figure
 
 

@@ -428,7 +428,7 @@ def bands_figure(
             for table in bands.values()
         ):
             remark += "; a band that reaches the end of the axis: unresolved"
-        plotting.label_figure(figure, page, None, "; ".join([remark, *plotting.out_of_view(axes[:1])]))
+        plotting.label_figure(figure, page, "; ".join([remark, *plotting.out_of_view(axes[:1])]))
     return figure
 
 

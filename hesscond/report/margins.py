@@ -56,9 +56,7 @@ def margin_figure(verdict: Verdict, *, page: Page = COLUMN) -> Figure:
         axes[-1].set_xlabel("measured value / claimed bound (violated above 1)")
         plotting.logarithmic_x(axes[-1])
         axes[-1].set_xlim(edges[0], edges[-1])
-        size = float(page.style["font.size"])
-        title = page.wrapped(f"{verdict.id}, {verdict.trials} trials", size)
-        figure.suptitle(title, x=0.01, ha="left", fontsize=size)
+        plotting.add_heading(figure, page, f"{verdict.id}, {verdict.trials} trials", [])
     return figure
 
 
@@ -189,7 +187,6 @@ def rate_figure(trials: pd.DataFrame, title: str, *, page: Page = COLUMN) -> Fig
         ax.set_axisbelow(True)
         ax.grid(color="0.93", lw=0.4)
         plotting.add_heading(figure, page, title, handles)
-        plotting.label_figure(
-            figure, page, None, f"{trials['trial'].nunique()} random minima with the best constant step size"
-        )
+        remark = f"{trials['trial'].nunique()} random minima with the best constant step size"
+        plotting.label_figure(figure, page, remark)
     return figure

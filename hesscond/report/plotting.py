@@ -46,14 +46,10 @@ FEW = 3
 MANY_ROWS = 800
 
 
-def label_figure(figure: Figure, page: Page, title: str | None, remark: str) -> None:
-    """Add a title above the panels and a remark below them, broken to fit the page; either may be empty."""
-    size = float(page.style["font.size"])
-    if title:
-        figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)
+def label_figure(figure: Figure, page: Page, remark: str) -> None:
+    """Add a remark below the panels, if there is one, broken to fit the page."""
     if remark:
-        small = page.style["legend.fontsize"]
-        figure.supxlabel(page.wrapped(remark), fontsize=small, color=NEUTRAL)
+        figure.supxlabel(page.wrapped(remark), fontsize=page.style["legend.fontsize"], color=NEUTRAL)
 
 
 def panels(figure: Figure, count: int, columns: int, *, sharey: bool = False) -> list[Axes]:
@@ -208,7 +204,7 @@ def dash_handles(kinds: Mapping[str, Any]) -> list[Line2D]:
 
 
 def add_heading(figure: Figure, page: Page, title: str, handles: Sequence[Any]) -> None:
-    """Add title and legend above all panels, in as many columns as the longest label leaves room for."""
+    """Add title and legend, or a title alone, above all panels; columns as the longest label leaves room for."""
     size = float(page.style["font.size"])
     if not handles:
         figure.suptitle(page.wrapped(title, size), x=0.01, ha="left", fontsize=size)

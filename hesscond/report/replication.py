@@ -348,7 +348,7 @@ def replication_figure(paper: Replication, runs: Mapping[str, Sequence[StoredRun
         plotting.add_heading(figure, page, paper.name, [*handles, *plotting.dash_handles(kinds)])
         most = max(len(group.runs) for group in all_groups)
         remark = f"lines: mean over {most} seeds; bands: lowest to highest" if most > 1 else "one seed"
-        plotting.label_figure(figure, page, None, remark)
+        plotting.label_figure(figure, page, remark)
     return figure
 
 

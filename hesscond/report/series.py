@@ -46,11 +46,6 @@ def is_unresolved(probe: pd.DataFrame, quantity: str) -> pd.Series:
     return measured & resolved_values(probe, quantity).isna()
 
 
-def lower_bounds(probe: pd.DataFrame, quantity: str) -> pd.Series:
-    """The lower bound of κ at the iterations where κ is not resolved."""
-    return finite(probe.loc[is_unresolved(probe, quantity), f"{quantity}_lower"])
-
-
 def expected(probe: pd.DataFrame) -> pd.Series:
     """κ(H) / κ(D)², what κ(PᵀHP) is expected to be (BNP, section 3.3), where κ(H) is resolved."""
     return finite(resolved_values(probe, "kappa") / probe["kappa_D"] ** 2)

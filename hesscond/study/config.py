@@ -137,6 +137,11 @@ class StatementConfig(sections.Section):
         # its own id is known only where its file was read
         return located(value) if IN_FILE.fullmatch(value) else statement.id
 
+    @property
+    def statement(self) -> theorems.LayerStatement:
+        """The statement, which is about a layer as `known` has found."""
+        return theorems.statement(self.id)  # type: ignore[return-value]
+
 
 class RunConfig(sections.Section):
     """``[run]``: in the ``config.toml`` that a run leaves behind, which of the study's runs it was.
@@ -261,11 +266,8 @@ class StudyConfig(sections.Section):
 
     def known_rate(self, method: str, batch_size: int) -> float | None:
         """The rate that the study gives for ``method`` at ``batch_size``; None if it gives none."""
-        for name in self.names_of(method):
-            for rates in self.learning_rates:
-                if rates.batch_size == batch_size and name in rates.rate:
-                    return rates.rate[name]
-        return None
+        rates = [entry.rate for entry in self.learning_rates if entry.batch_size == batch_size]
+        return next((rate[name] for name in self.names_of(method) for rate in rates if name in rate), None)
 
     def learning_rate(self, method: str, batch_size: int) -> float:
         """The rate of ``method`` at ``batch_size``: the study's, else the method's default."""
@@ -278,12 +280,10 @@ class StudyConfig(sections.Section):
     def learning_rate_grid(self, method: str, batch_size: int) -> list[float]:
         """The rates to try for ``method`` at ``batch_size``, ascending."""
         entries = [entry for entry in self.learning_rates if entry.batch_size == batch_size and entry.grid]
-        for name in self.names_of(method):
-            for entry in entries:
-                if name in entry.rate:
-                    return sorted(entry.grid)
+        named = [entry for name in self.names_of(method) for entry in entries if name in entry.rate]
         if entries:
-            return sorted(entries[0].grid)
+            # that with the most specific name of the method, else the first
+            return sorted([*named, *entries][0].grid)
         raise ConfigError(
             f"study {self.name!r} gives no grid of learning rates for method {method!r} at batch size {batch_size}: "
             "add grid = [...] to its [[learning_rates]], or name the rates"

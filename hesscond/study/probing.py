@@ -9,11 +9,10 @@ from dataclasses import replace
 from itertools import islice
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import nn
 
-from hesscond.capture import FeatureStatistics, LayerCapture, eligible_layers
+from hesscond.capture import LayerCapture, eligible_layers
 from hesscond.capture.curvature import OUTPUT_ROUTE
 from hesscond.capture.statistics import by_shape, stacked
 from hesscond.data import dataset
@@ -313,9 +312,11 @@ class Prober:
         checked = []
         first = unit.number == self.layers.units[unit.place][0]
         if wanted := [statement for statement in self.statements if first or statement.by_unit]:
+            live = ~inputs.statistics.dead
             observation = Observation(
                 inputs.centred(),
-                *nonconstant(inputs.statistics),
+                inputs.statistics.mu[live].cpu().numpy(),
+                inputs.statistics.sigma[live].cpu().numpy(),
                 inputs.statistics.count,
                 self.layers.layers[unit.place].weight.detach().to(torch.float64).flatten(1).cpu().numpy(),
                 kappas["plain"],
@@ -343,12 +344,6 @@ def kappa_columns(plain: ConditionNumber, kappa_own: ConditionNumber) -> dict[st
     """Columns of κ in the plain parameters and in the method's own coordinates."""
     both = {"lambda_max_own": kappa_own.lambda_max, "solver": f"{plain.solver}; {kappa_own.solver}"}
     return plain.columns | kappa_own.columns_in("own") | both
-
-
-def nonconstant(statistics: FeatureStatistics) -> tuple[np.ndarray, np.ndarray]:
-    """(k,) means and standard deviations of the features that are not constant."""
-    kept = ~statistics.dead
-    return statistics.mu[kept].cpu().numpy(), statistics.sigma[kept].cpu().numpy()
 
 
 def outcomes(statement: LayerStatement, observation: Observation) -> Iterator[dict[str, Any]]:

@@ -30,7 +30,6 @@ from hesscond.runs import log as run_log, store
 from hesscond.study import datasets, metrics, probing, structure
 from hesscond.study.config import StudyConfig
 from hesscond.study.sections import ModelConfig
-from hesscond.theorems import base as theorems
 
 #: A loss that has grown by this factor has diverged where a probe fails.
 BLOWN_UP = 10.0
@@ -106,7 +105,7 @@ class RunPlan:
         """Contents of ``config.toml``: everything needed to repeat the run."""
         study = self.study.model_dump(mode="json", exclude_none=True, exclude={"run"})
         study["data"] |= data.pinned
-        study["probe"]["layers"] = structure.probed_layers(self.study)
+        study["probe"]["layers"] = list(structure.probed_blocks(self.study))
         study["run"] = {
             "method": self.method,
             **({"label": self.label} if self.label else {}),
@@ -370,11 +369,7 @@ class Training:
             study.probe,
             blocks,
             {name: probing.placed(self.method, name) for name in blocks},
-            [
-                statement
-                for entry in study.statements
-                if isinstance(statement := theorems.statement(entry.id), theorems.LayerStatement)
-            ],
+            [entry.statement for entry in study.statements],
         )
         self.order = torch.Generator().manual_seed(plan.seed + 1)
         #: The last probe on a mini-batch.

@@ -15,7 +15,6 @@ from hesscond.hessians.blocks import Block
 from hesscond.models import MODELS, OptionError
 from hesscond.study import sections
 from hesscond.study.config import StudyConfig
-from hesscond.theorems import base as theorems
 
 
 def catalogue_of(model: sections.ModelConfig, form: Form) -> catalogue.Catalogue:
@@ -45,13 +44,8 @@ def skeleton(name: str, options: str, form: Form) -> catalogue.Catalogue:
     return catalogue.Catalogue(model)
 
 
-def probed_layers(study: StudyConfig) -> list[str]:
-    """Names of the blocks to measure: those the study names, or the output layer; ``*`` in the network's order."""
-    return list(probed_blocks(study))
-
-
 def probed_blocks(study: StudyConfig) -> dict[str, Block]:
-    """Blocks of the network by the names in `probed_layers`."""
+    """Blocks to measure by name: those the study names, or the output layer; ``*`` in the network's order."""
     known = catalogue_of(study.model, study.data.form)
     level = "unit" if "unit" in study.probe.levels else "layer"
     blocks: dict[str, Block] = {}
@@ -81,17 +75,14 @@ def check_structure(study: StudyConfig) -> None:
                     unit_range = f"layer {name!r} has units {block.units[0]} to {block.units[-1]}"
                     raise ConfigError(f"probe.units.{number}: unit {unit} is out of range: {unit_range}")
         for number, entry in enumerate(study.statements):
-            statement = theorems.statement(entry.id)
-            if not isinstance(statement, theorems.LayerStatement):
-                continue
             kind = None if block.layer is None else Geometry.of(block.layer).kind
             if kind is None or "unit" not in study.probe.levels:
                 what, wrong = "units of ", "none of these" if kind is None else "measured as a whole"
-            elif kind not in statement.layers:
+            elif kind not in entry.statement.layers:
                 what, wrong = "", f"a {kind}"
             else:
                 continue
-            layers = " and ".join(statement.layers)
+            layers = " and ".join(entry.statement.layers)
             raise ConfigError(
                 f"statements.{number}: {entry.id} speaks of {what}{layers} layers, but layer {name!r} is {wrong}: "
                 "probe others"

@@ -262,12 +262,7 @@ def assert_condition_number(
     findings = []
     for place, kappa in kappas.items():
         known = interval(kappa)
-        truths = [
-            intervals.less(known, intervals.Interval.point(limit))
-            if sign == "<"
-            else intervals.less(intervals.Interval.point(limit), known)
-            for sign, limit in limits
-        ]
+        truths = [intervals.COMPARISONS[sign](known, intervals.Interval.point(limit)) for sign, limit in limits]
         margin = min(limit / kappa.upper if sign == "<" else kappa.lower / limit for sign, limit in limits)
         findings.append(Finding(decided(truths, kappa.rank), margin, where(place), with_accuracy(kappa)))
     claim = " and ".join(f"κ {sign} {limit:g}" for sign, limit in limits)

@@ -14,7 +14,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from hesscond.errors import ConfigError, did_you_mean
+from hesscond.errors import ConfigError
 from hesscond.hessians import BlockHessian
 from hesscond.lazy import Registry, subclass_of
 from hesscond.sheets import Sheet, Shown, TextTable
@@ -287,36 +287,28 @@ class Statement(ABC):
         return iter(())
 
 
-#: All statements by id; packages that bring some name modules that register them as entry points of the group.
+#: Statements by id and alias; packages that bring some name modules that register them as entry points of the group.
 _REGISTRY: Registry[type[Statement]] = Registry("statement", "hesscond.statements", subclass_of(Statement))
 
 
 def register(statement: type[Statement]) -> type[Statement]:
     """Make a statement known by its id and its aliases, none of which may be taken (a class decorator)."""
-    known_ids = ids()
-    for id in (statement.id, *statement.aliases):
-        if id in known_ids:
+    names = (statement.id, *statement.aliases)
+    for id in names:
+        if id in [*_REGISTRY]:
             raise ConfigError(f"a statement {id!r} is registered already")
-    _REGISTRY[statement.id] = statement
+    _REGISTRY.update(dict.fromkeys(names, statement))
     return statement
-
-
-def ids() -> dict[str, type[Statement]]:
-    """All statements by id and by alias, sorted."""
-    subclasses = {id: subclass for subclass in _REGISTRY.values() for id in (subclass.id, *subclass.aliases)}
-    return dict(sorted(subclasses.items()))
 
 
 def statement(id: str) -> Statement:
     """The statement of an id or an alias; a `ConfigError` if there is none."""
-    if id in (known := ids()) or id in _REGISTRY:
-        return (known.get(id) or _REGISTRY[id])()
-    raise ConfigError(f"unknown statement {id!r}: {did_you_mean(id, ids())}")
+    return _REGISTRY.find(id)()
 
 
 def statements() -> Iterator[Statement]:
     """All statements, by id, each once."""
-    return (subclass() for subclass in _REGISTRY.installed())
+    return (subclass() for subclass in sorted({*_REGISTRY.installed()}, key=lambda subclass: subclass.id))
 
 
 #: Relative differences of up to this are round-off …

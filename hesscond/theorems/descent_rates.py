@@ -36,44 +36,37 @@ ANY_STEP = (
 )
 
 
-class StepSizes(base.Statement):
-    """The rate of gradient descent, at the best step size and at any other."""
+def at_steps(
+    rng: np.random.Generator, descent: Callable[[float], rates.Iteration], kappa: ConditionNumber, range_: Tensor
+) -> list[base.Outcome]:
+    """Bound and attained at the best α, and the claims `ANY_STEP` for a random α below 2/λ_max, and one above.
 
-    def at_steps(
-        self,
-        rng: np.random.Generator,
-        descent: Callable[[float], rates.Iteration],
-        kappa: ConditionNumber,
-        range_: Tensor,
-    ) -> list[base.Outcome]:
-        """Bound and attained at the best α, and the claims `ANY_STEP` for a random α below 2/λ_max, and one above.
-
-        ``range_`` (d, rank): directions of the eigenvectors, that of the smallest nonzero eigenvalue first.
-        """
-        best, bottom = descent(best_step(kappa)), range_[:, 0]
-        radius = best.radius(bottom)
-        random = rates.measured(best, range_ @ rates.normal(rng, range_.shape[1]), radius)
-        at_best = [rates.bounded(random, kappa), rates.attained(rates.measured(best, bottom, radius), kappa)]
-        short, long = (2 * rng.uniform(*share) / kappa.lambda_max for share in (SHORT, LONG))
-        near, far = descent(short), descent(long)
-        slowest, top = range_[:, 0 if short < best_step(kappa) else -1], range_[:, -1]
-        radius = near.radius(slowest)
-        anywhere, slow = (
-            rates.measured(near, start, radius) for start in (range_ @ rates.normal(rng, range_.shape[1]), slowest)
-        )
-        # the steps that are measured stay where the iteration is linear
-        growing = rates.measured(far, top, far.radius(top) / rates.GROWN)
-        return [
-            *at_best,
-            rates.bounded(anywhere, kappa, rates.decay_of_step(short, kappa)),
-            rates.attained(slow, kappa, rates.decay_of_step(short, kappa)),
-            rates.no_faster(slow, kappa),
-            rates.attained(growing, kappa, rates.decay_of_step(long, kappa)),
-        ]
+    ``range_`` (d, rank): directions of the eigenvectors, that of the smallest nonzero eigenvalue first.
+    """
+    best, bottom = descent(best_step(kappa)), range_[:, 0]
+    radius = best.radius(bottom)
+    random = rates.measured(best, range_ @ rates.normal(rng, range_.shape[1]), radius)
+    at_best = [rates.bounded(random, kappa), rates.attained(rates.measured(best, bottom, radius), kappa)]
+    short, long = (2 * rng.uniform(*share) / kappa.lambda_max for share in (SHORT, LONG))
+    near, far = descent(short), descent(long)
+    slowest, top = range_[:, 0 if short < best_step(kappa) else -1], range_[:, -1]
+    radius = near.radius(slowest)
+    anywhere, slow = (
+        rates.measured(near, start, radius) for start in (range_ @ rates.normal(rng, range_.shape[1]), slowest)
+    )
+    # the steps that are measured stay where the iteration is linear
+    growing = rates.measured(far, top, far.radius(top) / rates.GROWN)
+    return [
+        *at_best,
+        rates.bounded(anywhere, kappa, rates.decay_of_step(short, kappa)),
+        rates.attained(slow, kappa, rates.decay_of_step(short, kappa)),
+        rates.no_faster(slow, kappa),
+        rates.attained(growing, kappa, rates.decay_of_step(long, kappa)),
+    ]
 
 
 @base.register
-class PreconditionedRate(StepSizes):
+class PreconditionedRate(base.Statement):
     """Preconditioned gradient descent converges at the rate of κ(MH)."""
 
     id = "prec-theorem-1"
@@ -121,7 +114,7 @@ class PreconditionedRate(StepSizes):
             reach = rates.FAR * float((root @ point).norm())
             return rates.Iteration(lambda p: p - alpha * (P @ (P.T @ rates.gradient(loss, p))), point, root, reach)
 
-        return self.at_steps(rng, descent, kappa, P @ vectors)
+        return at_steps(rng, descent, kappa, P @ vectors)
 
 
 def random_coordinates(rng: np.random.Generator, H: Tensor) -> Tensor:
@@ -149,7 +142,7 @@ def random_minimum(rng: np.random.Generator) -> tuple[rates.Function, rates.Mini
 
 
 @base.register
-class BNPTheorem1(StepSizes):
+class BNPTheorem1(base.Statement):
     """Gradient descent converges at the rate of the nonzero eigenvalues, if the null space is that of rescaling."""
 
     id = "bnp-theorem-1"
@@ -217,4 +210,4 @@ class BNPTheorem1(StepSizes):
             return rates.Iteration(lambda point: point - alpha * rates.gradient(loss, point), theta, plain, reach)
 
         vectors = torch.linalg.eigh(H).eigenvectors[:, kappa.nullity :]
-        return [null, *self.at_steps(rng, descent, kappa, vectors)]
+        return [null, *at_steps(rng, descent, kappa, vectors)]

@@ -162,9 +162,7 @@ def random_network(
     if criterion == "squared error":
         targets = torch.from_numpy(rng.standard_normal((samples, sizes[-1])))
     else:
-        targets = torch.eye(sizes[-1], dtype=torch.float64, device="cpu")[
-            torch.from_numpy(rng.integers(sizes[-1], size=samples))
-        ]
+        targets = functional.one_hot(torch.from_numpy(rng.integers(sizes[-1], size=samples)), sizes[-1]).double()
     return Network(inputs, targets, tuple(weights), activation, criterion)
 
 

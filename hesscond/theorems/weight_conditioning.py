@@ -18,18 +18,12 @@ from hesscond.scaling import optimal
 from hesscond.spectra import ConditionNumber
 from hesscond.theorems import base, exact, matrices, networks
 
-
-def column_equilibrated(A: np.ndarray) -> np.ndarray:
-    """AE: columns of norm 1, where they are not zero."""
-    return matrices.equilibrated(A.T).T
-
-
 #: Equilibration of the sides that `optimal_diagonal_scaling` scales.
 EQUILIBRATED: dict[optimal.Side, Callable[[np.ndarray], np.ndarray]] = {
     "row": matrices.equilibrated,
-    "column": column_equilibrated,
+    "column": lambda A: matrices.equilibrated(A.T).T,
     # rows first, then the columns of what that gives
-    "both": lambda A: column_equilibrated(matrices.equilibrated(A)),
+    "both": lambda A: matrices.equilibrated(matrices.equilibrated(A).T).T,
 }
 
 
@@ -429,14 +423,15 @@ class WeightConditioningTheorem2(base.LayerStatement):
         nothing = base.not_applicable("no critical point is known here")
         before, (units, inputs) = network.reweighted(network.weight), network.weight.shape
         defined = base.Outcome("holds" if units == inputs else "violated")
+        identity = self.observed_identity(network, network.weight)
         if (undecided := singular(layer, before)) is not None:
-            return [*[undecided] * 3, self.observed_identity(network), nothing, *[undecided] * 3, defined]
+            return [*[undecided] * 3, identity, nothing, *[undecided] * 3, defined]
         plain = observed_kappa(before)
         rows, both = (
             [compared(reading, plain) for reading in self.readings(network, network.weight, dims)]
             for dims in (ROW_COLUMN[:1], ROW_COLUMN)
         )
-        return [*rows, self.observed_identity(network), nothing, *both, defined]
+        return [*rows, identity, nothing, *both, defined]
 
     def readings(self, network: networks.LayerNetwork, weight: Tensor, dims: tuple[int, ...]) -> list[ConditionNumber]:
         """κ in the three readings of a layer with weight W."""
@@ -451,10 +446,8 @@ class WeightConditioningTheorem2(base.LayerStatement):
             networks.hessian_kappa(scales[:, None] * H * scales, error * float(scales.max()) ** 2),
         ]
 
-    def observed_identity(self, network: networks.LayerNetwork) -> base.Outcome:
+    def observed_identity(self, network: networks.LayerNetwork, weight: Tensor) -> base.Outcome:
         """H w = −∇ on the rows, for random multiples of them at once: one product."""
-        weight = network.weight
-        assert weight is not None
         H = network.reweighted(weight, lambda W: self.equilibrated(W, ROW_COLUMN[:1]))
         multiples = torch.randn(
             weight.shape[1], generator=torch.Generator().manual_seed(0), dtype=torch.float64, device="cpu"

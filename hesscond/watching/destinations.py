@@ -142,7 +142,6 @@ class ToRunFolder(Destination):
         self._log: run_log.RunLog | None = None
         try:
             if run_log.can_be_resumed(folder, config) == "no":
-                run_log.check_free(folder)
                 self._log = run_log.RunLog(folder, config)
         except ConfigError as error:
             raise ConfigError(str(error).replace("give another --out", "give another folder as log=")) from None

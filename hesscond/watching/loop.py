@@ -8,7 +8,6 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from numbers import Real
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,6 +16,7 @@ from torch.optim import Optimizer
 
 from hesscond.errors import ConfigError, HesscondError, one_line, out_of_memory
 from hesscond.methods.optimizers import named
+from hesscond.operators.operator import as_number
 from hesscond.problem import evaluation, wrappers
 from hesscond.problem.devices import runtime
 from hesscond.runs import log as run_log, place_name, store
@@ -260,12 +260,9 @@ class Watch:
             The watch is closed; the loss is no number; its run folder holds an earlier training.
         """
         self._open("it takes no more steps")
-        value = None
-        if isinstance(loss, torch.Tensor) and loss.numel() == 1 and not loss.is_complex():
-            value = float(loss.detach())
-        elif isinstance(loss, Real) and not isinstance(loss, bool):
-            value = float(loss)
-        elif loss is not None:
+        number = loss.detach() if isinstance(loss, torch.Tensor) else loss
+        value = None if isinstance(number, bool) else as_number(number)
+        if value is None and loss is not None:
             description = f"a tensor of shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
             raise ConfigError(f"watch.step takes the loss of the step, a number, not {description}")
         self.steps += 1

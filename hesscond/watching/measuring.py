@@ -10,11 +10,10 @@ import torch
 from torch import nn
 
 from hesscond.errors import ConfigError, HesscondError, out_of_memory
-from hesscond.hessians.catalogue import Catalogue, Choice
+from hesscond.hessians.catalogue import Catalogue
 from hesscond.methods import optimizers
 from hesscond.probing import results
 from hesscond.probing.entry import probe
-from hesscond.probing.question import checked_level
 from hesscond.problem import devices, evaluation, untouched, wrappers
 from hesscond.problem.batches import is_batch
 from hesscond.spectra import ConditionNumber, lanczos
@@ -49,10 +48,9 @@ class Measuring:
         self.model = model if group is not None else wrappers.unwrapped(model)
         self.loss_fn, self.optimizer, self.group = loss_fn, optimizer, group
         self.level, self.units, self.rtol, self.memory, self.seed = level, units, rtol, memory, seed
-        if layers is not None and not isinstance(layers, str):
-            layers = tuple(layers) if isinstance(layers, Iterable) else layers
-        Choice.of(wrappers.measurable(model), layers, None, checked_level(level))
-        self.names: tuple[str, ...] | None = (layers,) if isinstance(layers, str) else layers
+        if isinstance(layers, Iterable):
+            layers = (layers,) if isinstance(layers, str) else tuple(layers)
+        self.names: tuple[str, ...] | None = layers
         self.devices = devices.accelerators_of([*model.parameters(), *model.buffers()])
         # a schedule that begins with a warm-up may begin with a rate of 0
         if self.optimizer is not None and any(rates_of(self.optimizer) or [1]):
@@ -60,8 +58,6 @@ class Measuring:
                 optimizers.at_work(wrappers.measurable(model), self.optimizer)
         with untouched.untouched_randomness(self.devices, untouched.generators_of(data)):
             batches = [data] if is_batch(data) else list(data)
-        if not batches:
-            raise ConfigError("the data are an empty stream: they need at least one batch")
         copies = [evaluation.converted(batch, None, copy=True) for batch in batches]
         self.data: Any = copies[0] if is_batch(data) else copies
         self.samples = sum(evaluation.samples_of(self.model, evaluation.checked_batch(batch)[0]) for batch in copies)
@@ -231,10 +227,5 @@ def rates_of(optimizer: Any) -> list[Any]:
     several = optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]
     if not several:
         raise ConfigError("no optimizer was given: leave optimizer= out, or name those that train the model")
-    if not optimizers.moves(optimizer):
-        raise ConfigError(
-            "the optimizer must be one of torch.optim.Optimizer, a list of these, or a function of a parameter that "
-            f"returns M, not {type(optimizer).__name__}"
-        )
     groups = [group for candidate in several for group in getattr(candidate, "param_groups", ())]
     return [group["lr"] for group in groups if "lr" in group]

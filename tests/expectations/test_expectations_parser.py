@@ -9,7 +9,7 @@ from hypothesis import given, settings, strategies as st
 
 from hesscond.errors import ConfigError
 from hesscond.expectations import Expectation, ExpressionError
-from hesscond.expectations.parser import COLUMNS, parse_expectation
+from hesscond.expectations.parser import COLUMNS, Reader
 
 PIECES = [
     *COLUMNS, "data", "layer", "unit", "iteration", "median", "quantile", "all", "any", "last", "share", "and",
@@ -41,7 +41,7 @@ def parse_without_code(text):
             setattr(builtins, name, refuse)
         builtins.compile = compile_to_a_tree
         try:
-            return parse_expectation(text)
+            return Reader(text).expectation()
         except ConfigError as error:
             return str(error)
     finally:

@@ -16,7 +16,7 @@ from hesscond.report.layers import heat_cells
 from hesscond.report.selection import select
 from hesscond.study import RunPlan, StudyConfig, load_data, open_run, run
 from hesscond.study.runner import build_model
-from hesscond.study.structure import check_structure, probed_layers
+from hesscond.study.structure import check_structure, probed_blocks
 from tests.catalogue.parts import by_token
 from tests.runs.run_logs import broken_off
 from tests.truth import double_backward
@@ -173,6 +173,6 @@ def test_statements_of_dense_layers_are_not_checked_elsewhere():
 
 def test_a_star_is_every_parameter_once():
     study = plan_for(None, layers=["*"]).study
-    names = probed_layers(study)
+    names = list(probed_blocks(study))
     assert names[:3] == ["embedding", "positions", "block1.norm1"]
     assert len(names) == len(set(names)) == 12

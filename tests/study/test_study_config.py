@@ -6,7 +6,7 @@ import pytest
 
 from hesscond.errors import ConfigError
 from hesscond.study import load_study, resolve_device
-from hesscond.study.structure import probed_layers
+from hesscond.study.structure import probed_blocks
 from tests.cli_targets import STUDY, changed_study
 
 
@@ -61,7 +61,7 @@ def test_an_alias_is_the_study_under_the_name_that_was_typed(alias, name):
 def test_a_study_file_is_read(written):
     study = load_study(written())
     assert (study.name, study.model.name, study.training.iterations) == ("tiny", "mlp", 3)
-    assert probed_layers(study) == ["fc2"]
+    assert list(probed_blocks(study)) == ["fc2"]
     assert study.learning_rate("bnp", 60) == 0.5
     assert load_study(str(written("vanilla = 0.1", "vanilla = 1"))).learning_rate("vanilla", 60) == 1
 
