@@ -11,7 +11,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, as_completed
+from concurrent.futures import FIRST_COMPLETED, Executor, Future, ProcessPoolExecutor, ThreadPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
@@ -116,11 +116,16 @@ def sigterm_interrupts(interrupt: type[KeyboardInterrupt] = KeyboardInterrupt) -
         signal.signal(signal.SIGTERM, before)
 
 
+#: Seconds between two ticks.
+INTERVAL = 0.25
 #: Seconds after which a run that another process works on is tried again: workers of a killed sweep end by then.
 AGAIN = 2.0
 
 #: A data set and what was done to it.
 DataKey = tuple[str, tuple[str, ...]]
+
+#: Runs share torch's random state and its threads: one at a time in a process.
+one_at_a_time = threading.Lock()
 
 
 def data_key(plan: runner.RunPlan) -> DataKey:
@@ -180,27 +185,30 @@ def sweep(
     *,
     threads: int,
     files: Mapping[DataKey, Path],
+    tick: Callable[[], None] = lambda: None,
 ) -> dict[str, Outcome]:
     """Perform or resume runs by an executor, which is then shut down; ``files`` as `shared_files` makes them.
 
-    ``ended`` is called with the end of each run.
+    ``ended`` is called with the end of each run, ``tick`` several times a second.
     """
     outcomes: dict[str, Outcome] = {}
-    names: dict[Future[Outcome], str] = {}
+    flying: dict[Future[Outcome], str] = {}
     try:
         for plan in plans:
-            names[executor.submit(work, plan, files[data_key(plan)], threads)] = plan.folder.name
-        for future in as_completed(names):
-            name = names[future]
-            try:
-                outcomes[name] = future.result()
-            # whatever it is, as a process that was killed
-            except Exception as error:
-                reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
-                outcomes[name] = Outcome(name, "failed", f"its worker broke down ({reason}): start the sweep again")
-            ended(outcomes[name])
+            flying[executor.submit(work, plan, files[data_key(plan)], threads)] = plan.folder.name
+        while flying:
+            for future in wait(flying, INTERVAL, FIRST_COMPLETED).done:
+                name = flying.pop(future)
+                try:
+                    outcomes[name] = future.result()
+                # whatever it is, as a process that was killed
+                except Exception as error:
+                    reason = f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}"
+                    outcomes[name] = Outcome(name, "failed", f"its worker broke down ({reason}): start the sweep again")
+                ended(outcomes[name])
+            tick()
     except BaseException:
-        for future in names:
+        for future in flying:
             future.cancel()
         executor.shutdown(wait=False)
         raise
@@ -223,7 +231,7 @@ def work(plan: runner.RunPlan, file: Path, threads: int) -> Outcome:
     """Perform or resume a run in a worker; returns its outcome, also where it fails."""
     name = plan.folder.name
     # threads of all libraries that add in parallel: torch's, and the BLAS of numpy and of scipy
-    with threadpool_limits(threads):
+    with one_at_a_time, threadpool_limits(threads):
         torch.set_num_threads(threads)
         try:
             with sigterm_interrupts():
