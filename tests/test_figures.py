@@ -3,6 +3,7 @@
 import importlib.util
 import math
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
 
@@ -33,6 +34,9 @@ preconditioners, results, gain = map(script, ("preconditioners", "results", "gai
 # not in the place of the library
 transformers = script("transformers", "figures_transformers")
 kappa_and_speed, forecast = script("kappa_and_speed"), script("forecast")
+# the second imports the first
+script("small_comparisons")
+side_by_side = script("side_by_side")
 
 
 def cell(method, seed, level, kappa, top, own=None):
@@ -186,3 +190,22 @@ def test_the_share_of_a_hessian_on_the_diagonal_of_its_blocks_is_that_of_the_mat
         rows = torch.cat([places[f"{name}.{part}"].reshape(count, -1) for part in parts], 1)
         share = float(sum(H[row][:, row].square().sum() for row in rows) / H.square().sum())
         assert abs(found.loc[name, "share"] - share) <= 5 * found.loc[name, "error"] + 1e-9
+
+
+@pytest.mark.parametrize("method", ["vanilla", "BN", "BRN", "4 Things", "BNP"])
+def test_seeds_side_by_side_take_the_steps_of_their_runs(method, cifar10, monkeypatch):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    inputs = (part[:100].double() for part in (cifar10.train_inputs, cifar10.test_inputs))
+    # normalization over two samples amplifies rounding a hundredfold with every iteration
+    iterations, bound = (2, 1e-8) if method in ("BN", "BRN") else (12, 1e-12)
+    targets = (part[:100] for part in (cifar10.train_targets, cifar10.test_targets))
+    parts = zip(("train_inputs", "test_inputs", "train_targets", "test_targets"), (*inputs, *targets), strict=True)
+    data, before = replace(cifar10, **dict(parts)), torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        joint = side_by_side.SideBySide(side_by_side.plans_of(method, [1, 3]), data)
+        found = side_by_side.differences(joint, iterations)
+    finally:
+        torch.set_default_dtype(before)
+    for losses, test_loss in found:
+        assert max(*losses, test_loss) < bound
