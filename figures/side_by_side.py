@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import csv
+import math
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
@@ -25,6 +26,7 @@ import torch
 from small_comparisons import COLUMNS
 from torch.nn import functional
 
+from hesscond.errors import ConfigError
 from hesscond.study import RunPlan, load_data
 from hesscond.study.grid import Overrides
 from hesscond.study.replication import plan_replication, replication
@@ -36,9 +38,17 @@ EPS, MOMENTUM = 1e-3, 0.01
 GROUPS, EXAMPLE_WEIGHT, DECAY = 8, 0.05, 1e-4
 EPSILON_1, EPSILON_2, RHO = 1e-2, 1e-4, 0.99
 BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-8
-#: Layers, the output positions of the convolutions, and the features that enter each layer but the first.
+#: Layers, the output positions of the convolutions, and the channels or features that enter each layer.
 LAYERS, POSITIONS = ("conv1", "conv2", "conv3", "fc1", "fc2"), (900, 169, 16)
-FEATURES = (32, 64, 512, 64)
+FEATURES = (3, 32, 64, 512, 64)
+#: Running statistics of each layer's input by method, and the values that they start from.
+STATISTICS: dict[str, dict[str, float]] = {
+    "vanilla": {},
+    "BN": {"mean": 0.0, "variance": 1.0},
+    "BRN": {"mean": 0.0, "std": 0.0, "moving_mean": 0.0, "moving_variance": 1.0},
+    "4 Things": {"mean": 0.0, "square": 1.0},
+    "BNP": {"mu": 0.0, "variance": 1.0},
+}
 
 Tensors = dict[str, torch.Tensor]
 
@@ -71,6 +81,11 @@ def network(weights: Tensors, images: torch.Tensor, enter: Callable[[int, torch.
     return torch.bmm(enter(4, h), weights["fc2.weight"].mT) + weights["fc2.bias"][:, None]
 
 
+def normalizes(name: str, i: int) -> bool:
+    """Whether a method normalizes what enters layer i."""
+    return name not in ("vanilla", "BNP") and i > 0
+
+
 def moments(h: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and biased variance (K, C) of each channel over samples and positions."""
     variance, mean = torch.var_mean(h, list(range(1, h.ndim - 1)), correction=0)
@@ -100,9 +115,9 @@ def spread(values: torch.Tensor, h: torch.Tensor) -> torch.Tensor:
     return channels if h.ndim == 3 else channels[:, :, None, None]
 
 
-def train_norm(name: str, i: int, h: torch.Tensor, weights: Tensors, state: Tensors, clock: torch.Tensor) -> Any:
+def trained_input(name: str, i: int, h: torch.Tensor, weights: Tensors, state: Tensors, clock: torch.Tensor) -> Any:
     """Input of layer i as the method normalizes it in training, and the new running statistics."""
-    if name in ("vanilla", "BNP") or i == 0:
+    if not normalizes(name, i):
         return h, {}
     weight, bias = weights[f"{i}.weight"], weights[f"{i}.bias"]
     values = h.detach()
@@ -136,9 +151,9 @@ def train_norm(name: str, i: int, h: torch.Tensor, weights: Tensors, state: Tens
     return normalized(h, mean, variance, weight * r, torch.addcmul(bias, weight, d)), new
 
 
-def test_norm(name: str, i: int, h: torch.Tensor, weights: Tensors, state: Tensors) -> torch.Tensor:
+def tested_input(name: str, i: int, h: torch.Tensor, weights: Tensors, state: Tensors) -> torch.Tensor:
     """Input of layer i as the method normalizes it at inference."""
-    if name in ("vanilla", "BNP") or i == 0:
+    if not normalizes(name, i):
         return h
     affine = weights[f"{i}.weight"], weights[f"{i}.bias"]
     if name == "4 Things":
@@ -183,7 +198,7 @@ def step_of(name: str, rate: float) -> Callable[..., torch.Tensor]:
 
             def enter(i: int, h: torch.Tensor) -> torch.Tensor:
                 inputs.append(h.detach())
-                out, statistics = train_norm(name, i, h, weights, state, clock)
+                out, statistics = trained_input(name, i, h, weights, state, clock)
                 new.update(statistics)
                 return out
 
@@ -239,14 +254,12 @@ class SideBySide:
             if weight.ndim == 5:
                 self.weights[key] = weight.permute(0, 1, 3, 4, 2).contiguous()
         self.state: Tensors = {}
-        first = int(self.name != "BNP")
-        for i, features in enumerate((3, *FEATURES)[first:], first):
-            if self.name not in ("vanilla", "BNP"):
+        for i, features in enumerate(FEATURES):
+            if normalizes(self.name, i):
                 self.weights |= {f"{i}.weight": torch.ones(seeds, features), f"{i}.bias": torch.zeros(seeds, features)}
-            for key in ("mean", "mu", "moving_mean", "std"):
-                self.state[f"{i}.{key}"] = torch.zeros(seeds, features)
-            for key in ("variance", "square", "moving_variance"):
-                self.state[f"{i}.{key}"] = torch.ones(seeds, features)
+            if normalizes(self.name, i) or self.name == "BNP":
+                for key, value in STATISTICS[self.name].items():
+                    self.state[f"{i}.{key}"] = torch.full((seeds, features), value)
         if self.name == "4 Things":
             for key, weight in list(self.weights.items()):
                 self.state |= {f"{key}.{which}": torch.zeros_like(weight) for which in ("first", "second")}
@@ -283,7 +296,7 @@ class SideBySide:
     def outputs(self, images: torch.Tensor) -> torch.Tensor:
         """Outputs (K, N, classes) at inference for images (N, height, width, channels)."""
         each = images.expand(len(self.plans), *images.shape)
-        return network(self.weights, each, lambda i, h: test_norm(self.name, i, h, self.weights, self.state))
+        return network(self.weights, each, lambda i, h: tested_input(self.name, i, h, self.weights, self.state))
 
     @torch.no_grad()
     def evaluate(self) -> None:
@@ -294,21 +307,24 @@ class SideBySide:
         self.accuracies.append((100 * right / len(self.data.test_targets)).tolist())
 
     #: What a break would lose.
-    KEPT = ("iteration", "seconds", "accuracies", "losses", "permutations", "weights", "state")
+    KEPT = ("iteration", "seconds", "accuracies", "losses", "permutations", "weights", "state", "orders")
 
     def save(self, file: Path) -> None:
         """Write the state to a file."""
-        state = {name: getattr(self, name) for name in self.KEPT}
-        torch.save(state | {"orders": [order.get_state() for order in self.orders]}, file.with_suffix(".tmp"))
+        state = {name: getattr(self, name) for name in self.KEPT} | {"runs": [plan.name for plan in self.plans]}
+        state["orders"] = [order.get_state() for order in self.orders]
+        torch.save(state, file.with_suffix(".tmp"))
         file.with_suffix(".tmp").replace(file)
 
     def load(self, file: Path) -> None:
         """Go on from the state in a file."""
         state = torch.load(file)
+        if state["runs"] != [plan.name for plan in self.plans]:
+            raise ConfigError(f"{file} holds {', '.join(state['runs'])}: delete it, or choose another --out")
+        orders = zip(self.orders, state["orders"], strict=True)
+        state["orders"] = [order.set_state(kept) for order, kept in orders]
         for name in self.KEPT:
             setattr(self, name, state[name])
-        for order, kept in zip(self.orders, state["orders"], strict=True):
-            order.set_state(kept)
 
     def run(self, file: Path) -> None:
         """Train to the end."""
@@ -329,7 +345,9 @@ class SideBySide:
     def rows(self) -> list[dict[str, Any]]:
         """Rows of the runs, as `small_comparisons` writes them; of the seconds each has its share."""
         by_seed = list(zip(*self.accuracies, strict=True))
+        # a loss that was not finite leaves weights that are not
         losses = self.losses[-max(1, self.per_epoch // 10) :].double().mean(0).tolist()
+        seconds = self.seconds / len(self.plans)
         return [
             {
                 "study": plan.study.name,
@@ -340,13 +358,15 @@ class SideBySide:
                 "batch_size": self.batch,
                 "iterations": self.iteration,
                 "device": "cpu",
-                "status": "finished",
+                "status": "finished" if math.isfinite(loss) else "diverged",
                 "accuracy": f"{accuracy[-1]:.5g}",
                 "best_accuracy": f"{max(accuracy):.5g}",
                 "mean_accuracy": f"{fmean(accuracy[1:]):.5g}",
                 "first_accuracy": f"{accuracy[1]:.5g}",
                 "train_loss": f"{loss:.5g}",
-                "seconds": f"{self.seconds / len(self.plans):.5g}",
+                "bits_per_character": "nan",
+                "seconds": f"{seconds:.5g}",
+                "seconds_per_epoch": f"{seconds / self.epochs:.5g}",
             }
             for plan, accuracy, loss in zip(self.plans, by_seed, losses, strict=True)
         ]
@@ -375,15 +395,16 @@ def differences(joint: SideBySide, iterations: int) -> list[tuple[list[float], f
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("method", help="name in the study, as BNP")
-    parser.add_argument("seeds", type=int, nargs="+")
-    parser.add_argument("--out", type=Path, help="file of rows, appended to")
-    parser.add_argument("--check", type=int, metavar="N", help="compare N iterations with the runs by themselves")
+    parser.add_argument("method", choices=STATISTICS, help="name in the study")
+    parser.add_argument("seeds", type=int, choices=range(5), nargs="+")
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--out", type=Path, help="file of rows, appended to")
+    what.add_argument("--check", type=int, metavar="N", help="compare N iterations with the runs by themselves")
     given = parser.parse_args()
     torch.set_num_threads(1)
     plans = plans_of(given.method, given.seeds)
     data = load_data(plans[0].study.data)
-    if given.check:
+    if given.check is not None:
         # in float32, normalization over two samples is chaotic within a few iterations
         torch.set_default_dtype(torch.float64)
         data = replace(data, train_inputs=data.train_inputs.double(), test_inputs=data.test_inputs.double())
@@ -392,11 +413,16 @@ def main() -> None:
         return
     joint, kept = SideBySide(plans, data), given.out.with_suffix(".pt")
     if kept.exists():
-        joint.load(kept)
+        try:
+            joint.load(kept)
+        except ConfigError as error:
+            parser.error(str(error))
     joint.run(kept)
     with given.out.open("a", newline="", encoding="utf-8") as stream:
-        rows = joint.rows()
-        csv.DictWriter(stream, [name for name in COLUMNS if name in rows[0]], lineterminator="\n").writerows(rows)
+        writer = csv.DictWriter(stream, COLUMNS, lineterminator="\n")
+        if not stream.tell():
+            writer.writeheader()
+        writer.writerows(joint.rows())
     kept.unlink()
 
 

@@ -13,6 +13,7 @@ import pytest
 import torch
 from scipy.stats import spearmanr
 
+from hesscond.errors import ConfigError
 from hesscond.hessians import HessianOperator
 from hesscond.models import build
 
@@ -192,15 +193,19 @@ def test_the_share_of_a_hessian_on_the_diagonal_of_its_blocks_is_that_of_the_mat
         assert abs(found.loc[name, "share"] - share) <= 5 * found.loc[name, "error"] + 1e-9
 
 
+def some_images(cifar10):
+    """A hundred images of the training set and a hundred of the test set."""
+    parts = ("train_inputs", "test_inputs", "train_targets", "test_targets")
+    return replace(cifar10, **{name: getattr(cifar10, name)[:100] for name in parts})
+
+
 @pytest.mark.parametrize("method", ["vanilla", "BN", "BRN", "4 Things", "BNP"])
 def test_seeds_side_by_side_take_the_steps_of_their_runs(method, cifar10, monkeypatch):
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
-    inputs = (part[:100].double() for part in (cifar10.train_inputs, cifar10.test_inputs))
+    data, before = some_images(cifar10), torch.get_default_dtype()
+    data = replace(data, train_inputs=data.train_inputs.double(), test_inputs=data.test_inputs.double())
     # normalization over two samples amplifies rounding a hundredfold with every iteration
     iterations, bound = (2, 1e-8) if method in ("BN", "BRN") else (12, 1e-12)
-    targets = (part[:100] for part in (cifar10.train_targets, cifar10.test_targets))
-    parts = zip(("train_inputs", "test_inputs", "train_targets", "test_targets"), (*inputs, *targets), strict=True)
-    data, before = replace(cifar10, **dict(parts)), torch.get_default_dtype()
     torch.set_default_dtype(torch.float64)
     try:
         joint = side_by_side.SideBySide(side_by_side.plans_of(method, [1, 3]), data)
@@ -209,3 +214,21 @@ def test_seeds_side_by_side_take_the_steps_of_their_runs(method, cifar10, monkey
         torch.set_default_dtype(before)
     for losses, test_loss in found:
         assert max(*losses, test_loss) < bound
+
+
+def test_seeds_side_by_side_go_on_where_they_were_broken_off(cifar10, monkeypatch, tmp_path):
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    data, plans = some_images(cifar10), side_by_side.plans_of("BRN", [1, 3])
+    whole, first, rest = (side_by_side.SideBySide(plans, data) for _ in range(3))
+    for joint in (whole, first):
+        for _ in range(60):
+            joint.step()
+    first.save(tmp_path / "kept")
+    rest.load(tmp_path / "kept")
+    for joint in (whole, rest):
+        # into the next epoch
+        for _ in range(45):
+            joint.step()
+    assert torch.equal(whole.losses, rest.losses)
+    with pytest.raises(ConfigError, match="holds BRN seed 1, BRN seed 3"):
+        side_by_side.SideBySide(plans[:1], data).load(tmp_path / "kept")
