@@ -11,7 +11,7 @@ import hesscond
 from hesscond.errors import CaptureError, ConfigError, HesscondError
 from tests.catalogue import case
 from tests.catalogue.dense import mlp
-from tests.catalogue.parts import Applied, Net, OnceOnly
+from tests.catalogue.parts import Applied, Cube, Net, OnceOnly, middle
 
 GENERATOR = torch.Generator().manual_seed(0)
 X, Y = torch.randn(6, 5, generator=GENERATOR), torch.tensor([0, 1, 2, 0, 1, 2])
@@ -26,6 +26,14 @@ UNREACHED = Net(lambda m, x: x[:, :3] * m.scale, **UNREACHED)
 def nan_behind_a_layer():
     log = Applied(lambda x: (x.abs().neg() - 1).log())
     return nn.Sequential(nn.Linear(5, 6), log, nn.Linear(6, 4), nn.ReLU(), nn.Linear(4, 3))
+
+
+class Failing(Cube):
+    """Backward that refuses, as that of a reversible network outside training mode does."""
+
+    @staticmethod
+    def backward(ctx, gradient):
+        raise AssertionError("only in training mode.\nUse model.train()")
 
 
 def without(name):
@@ -98,6 +106,7 @@ def test_data_that_are_none_are_refused_at_every_level(arguments, words, level):
         (PARTLY, {"layers": ["spare"]}, CaptureError, "'spare'.*not reached"),
         (PARTLY, {"layers": ["head", "filter"]}, CaptureError, "'filter'.*not reached"),
         (UNREACHED, {"layers": ["a"]}, CaptureError, "reach"),
+        (middle(Failing.apply), {"data": (X[:, :4], Y)}, CaptureError, r"raises AssertionError.*_errors\.py:\d"),
         (MLP, {"data": (X.to("meta"), Y.to("meta"))}, HesscondError, "device"),
         (mlp(nn.ReLU()).to("meta"), {}, HesscondError, "device"),
         (MLP, {"memory": 1}, HesscondError, r"memory.*\d"),

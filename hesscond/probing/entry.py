@@ -17,9 +17,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
+from torch.autograd import function
 
 from hesscond.capture import ProbeProgress, ProgressRecord
-from hesscond.errors import CaptureError, ConfigError, NotFiniteError, bytes_of, out_of_memory
+from hesscond.errors import CaptureError, ConfigError, HesscondError, NotFiniteError, bytes_of, one_line, out_of_memory
 from hesscond.hessians import catalogue, network_operator
 from hesscond.probing.applied import ProbeMethod, applied
 from hesscond.probing.captured import reached
@@ -265,21 +266,35 @@ def derivatives_explained(model: nn.Module) -> Iterator[None]:
         if bad := without_numbers(model):
             raise NotFiniteError(f"the model has NaN or infinite entries in {', '.join(bad[:4])}") from None
         raise
-    except (RuntimeError, MemoryError) as error:
-        first = str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
+    except HesscondError:
+        raise
+    except Exception as error:
         if out_of_memory(error):
             raise CaptureError(
-                f"memory ended ({first}): give a smaller memory=, name fewer layers= or units=, or take a smaller batch"
+                f"memory ended ({first_sentence(error)}): give a smaller memory=, name fewer layers= or units=, or "
+                "take a smaller batch"
             ) from error
-        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        known = (str(Path(torch.__file__).parent), str(Path(__file__).parents[1]))
-        derivative = "torch/autograd/" in files[-1] or "needed for gradient computation" in str(error)
-        if not derivative or not all(file.startswith(known) for file in files):
+        frames = traceback.extract_tb(error.__traceback__)
+        torch_folder, package = str(Path(torch.__file__).parent), str(Path(__file__).parents[1])
+        called = {frames[i + 1].name for i, frame in enumerate(frames[:-1]) if frame.filename == function.__file__}
+        if called & {"backward", "vjp"}:
+            raise CaptureError(
+                f"the backward of an autograd.Function of the model or the loss raises {one_line(error)} "
+                f"({Path(frames[-1].filename).name}:{frames[-1].lineno})"
+            ) from error
+        derivative = "torch/autograd/" in frames[-1].filename or "needed for gradient computation" in str(error)
+        ours = all(frame.filename.startswith((torch_folder, package)) for frame in frames)
+        if not (isinstance(error, RuntimeError) and derivative and ours):
             raise
         raise CaptureError(
-            f"torch cannot differentiate the model or the loss: {first}; "
+            f"torch cannot differentiate the model or the loss: {first_sentence(error)}; "
             "a backward pass of yours under torch.autograd.set_detect_anomaly(True) names the operation"
         ) from error
+
+
+def first_sentence(error: BaseException) -> str:
+    """First sentence of an exception's message."""
+    return str(error).strip().partition("\n")[0].partition(". ")[0].rstrip(".")
 
 
 def without_numbers(model: nn.Module) -> list[str]:
