@@ -70,10 +70,10 @@ def rows_of(run: StoredRun, shares: pd.Series) -> list[dict[str, Any]]:
 
 
 def loss_after(run: StoredRun, share: float) -> float:
-    """Training loss after a share of a run: the mean over a tenth of an epoch."""
+    """Training loss after a share of a run: the mean over the epoch before, within which it rises."""
     loss = run.table("training")["loss"]
     last = int(share * len(loss))
-    return float(loss.iloc[last - len(loss) // int(run.table("evaluation")["epoch"].max()) // 10 : last].mean())
+    return float(loss.iloc[last - len(loss) // int(run.table("evaluation")["epoch"].max()) : last].mean())
 
 
 def times() -> pd.DataFrame:

@@ -1,10 +1,10 @@
-"""Seeds of Figure 5 at batch 2 at once: ``python figures/side_by_side.py METHOD SEED … --out FILE``, at the root.
+"""Seeds at batch size 1 or 2 at once: ``python figures/side_by_side.py PANEL METHOD SEED … --out FILE``, at the root.
 
-At batch size 2 most of an iteration is the overhead of its operations. Here the network, its five methods and their
-updates are written out for several seeds at once, and compiled; initial weights, batches and rates are those of
-``hesscond replicate bnp-figure-5``. No operation mixes seeds, so every seed takes the steps of its own run, up to
-rounding: ``--check N`` compares N iterations, and the test losses after them, with those runs in float64. A call
-that was broken off goes on from its file with the ending .pt.
+At these sizes most of an iteration is the overhead of its operations. Here the networks, their methods and updates are
+written out for several seeds at once, and compiled; initial weights, batches and rates are those of
+``hesscond replicate``. No operation mixes seeds, so every seed takes the steps of its own run, up to rounding:
+``--check N`` compares N iterations, and the test losses after them, with those runs in float64. A call that was broken
+off goes on from its file with the ending .pt.
 
 K seeds, batches of N samples: activations are (K, N, height, width, channels), weights (K, units, height, width,
 channels), those of dense layers (K, units, inputs).
@@ -38,19 +38,22 @@ EPS, MOMENTUM = 1e-3, 0.01
 GROUPS, EXAMPLE_WEIGHT, DECAY = 8, 0.05, 1e-4
 EPSILON_1, EPSILON_2, RHO = 1e-2, 1e-4, 0.99
 BETA_1, BETA_2, ADAM_EPS = 0.9, 0.999, 1e-8
-#: Layers, the output positions of the convolutions, and the channels or features that enter each layer.
-LAYERS, POSITIONS = ("conv1", "conv2", "conv3", "fc1", "fc2"), (900, 169, 16)
-FEATURES = (3, 32, 64, 512, 64)
+#: Panels of small batches that take hours by themselves, as study/panel.
+PANELS = ("bnp-figure-5/batch-2", "bnp-figure-4/fc-batch-1", "bnp-figure-4/fc-batch-1-standardized")
+#: Output positions of the convolutions.
+POSITIONS = (900, 169, 16)
 #: Running statistics of each layer's input by method, and the values that they start from.
 STATISTICS: dict[str, dict[str, float]] = {
     "vanilla": {},
     "BN": {"mean": 0.0, "variance": 1.0},
     "BRN": {"mean": 0.0, "std": 0.0, "moving_mean": 0.0, "moving_variance": 1.0},
     "4 Things": {"mean": 0.0, "square": 1.0},
+    "LN": {},
     "BNP": {"mu": 0.0, "variance": 1.0},
 }
 
 Tensors = dict[str, torch.Tensor]
+Factors = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 def convolved(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, pooled: bool) -> torch.Tensor:
@@ -71,14 +74,31 @@ def convolved(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor, *, pool
     return torch.relu(products + bias[:, None]).view(seeds, samples, side, side, -1)
 
 
+def dense(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Outputs (K, N, units) of a dense layer."""
+    # torch.compile leaves this to BLAS, also for a single sample, of which it would write products out, slower
+    return torch.baddbmm(bias[:, None], h, weight.mT)
+
+
+def layers_of(tensors: Tensors, kind: str = "weight") -> list[str]:
+    """Names of the layers, in order, from their tensors of a kind."""
+    return [key.removesuffix(f".{kind}") for key in tensors if key.endswith(f".{kind}") and not key[0].isdigit()]
+
+
 def network(weights: Tensors, images: torch.Tensor, enter: Callable[[int, torch.Tensor], torch.Tensor]) -> torch.Tensor:
     """Outputs (K, N, classes); ``enter`` changes what enters layer i."""
-    h = convolved(enter(0, images), weights["conv1.weight"], weights["conv1.bias"], pooled=True)
-    h = convolved(enter(1, h), weights["conv2.weight"], weights["conv2.bias"], pooled=True)
-    h = convolved(enter(2, h), weights["conv3.weight"], weights["conv3.bias"], pooled=False)
-    h = enter(3, h.permute(0, 1, 4, 2, 3).flatten(2))
-    h = torch.relu(torch.bmm(h, weights["fc1.weight"].mT) + weights["fc1.bias"][:, None])
-    return torch.bmm(enter(4, h), weights["fc2.weight"].mT) + weights["fc2.bias"][:, None]
+    h, layers = images, layers_of(weights)
+    for i, name in enumerate(layers):
+        weight, bias = weights[f"{name}.weight"], weights[f"{name}.bias"]
+        if weight.ndim > 3:
+            h = convolved(enter(i, h), weight, bias, pooled=i < 2)
+            continue
+        if h.ndim > 3:
+            h = h.permute(0, 1, 4, 2, 3).flatten(2)
+        h = dense(enter(i, h), weight, bias)
+        if i < len(layers) - 1:
+            h = torch.relu(h)
+    return h
 
 
 def normalizes(name: str, i: int) -> bool:
@@ -103,6 +123,12 @@ def normalized(h: torch.Tensor, *of: torch.Tensor, eps: float = EPS) -> torch.Te
     return weight * ((h - mean) * torch.rsqrt(variance + eps)) + bias
 
 
+def by_sample(h: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor) -> torch.Tensor:
+    """Layer normalization of features (K, N, C)."""
+    variance, mean = torch.var_mean(h, 2, correction=0, keepdim=True)
+    return beside(weight, h) * ((h - mean) * torch.rsqrt(variance + EPS)) + beside(bias, h)
+
+
 def by_group(h: torch.Tensor) -> torch.Tensor:
     """Activations with their channels in groups, (K, N, G, values)."""
     grouped = h.unflatten(-1, (GROUPS, -1))
@@ -120,6 +146,8 @@ def trained_input(name: str, i: int, h: torch.Tensor, weights: Tensors, state: T
     if not normalizes(name, i):
         return h, {}
     weight, bias = weights[f"{i}.weight"], weights[f"{i}.bias"]
+    if name == "LN":
+        return by_sample(h, weight, bias), {}
     values = h.detach()
     if name == "4 Things":
         grouped = by_group(h)
@@ -156,6 +184,8 @@ def tested_input(name: str, i: int, h: torch.Tensor, weights: Tensors, state: Te
     if not normalizes(name, i):
         return h
     affine = weights[f"{i}.weight"], weights[f"{i}.bias"]
+    if name == "LN":
+        return by_sample(h, *affine)
     if name == "4 Things":
         grouped, mixed = by_group(h), []
         for key, powers in (("mean", grouped), ("square", grouped.square())):
@@ -169,17 +199,26 @@ def tested_input(name: str, i: int, h: torch.Tensor, weights: Tensors, state: Te
 
 
 def preconditioned(gradients: Tensors, inputs: Sequence[torch.Tensor], state: Tensors) -> tuple[Tensors, Tensors]:
-    """BNP's gradients, and its new statistics."""
+    """BNP's gradients, and its new statistics; what takes the place of the inputs of a single sample is among these."""
     new, out = {}, dict(gradients)
-    for i, (name, h) in enumerate(zip(LAYERS, inputs, strict=True)):
-        samples, dense = h.shape[1], h.ndim == 3
-        seen = zip(("mu", "variance"), moments(h), strict=True)
-        mean, variance = (state[f"{i}.{key}"].lerp(value, 1 - RHO) for key, value in seen)
+    for i, (name, h) in enumerate(zip(layers_of(gradients, "bias"), inputs, strict=True)):
+        samples, flat = h.shape[1], h.ndim == 3
+        seen, seen_variance = moments(h)
+        single = h.shape[1:-1].numel() == 1
+        if single:
+            seen_variance = (seen - state[f"{i}.mu"]).square()
+        mean = state[f"{i}.mu"].lerp(seen, 1 - RHO)
+        variance = state[f"{i}.variance"].lerp(seen_variance, 1 - RHO)
         new |= {f"{i}.mu": mean, f"{i}.variance": variance}
-        fan_in = h.shape[-1] * (1 if dense else 9)
-        q_squared = max(fan_in / samples, 1.0 if dense else POSITIONS[i] ** 0.5)
+        fan_in = h.shape[-1] * (1 if flat else 9)
+        q_squared = max(fan_in / samples, 1.0 if flat else POSITIONS[i] ** 0.5)
         inverse = 1 / (q_squared * (variance + (EPSILON_1 * variance.amax(1, keepdim=True) + EPSILON_2)))
-        weight, bias = gradients[f"{name}.weight"], gradients[f"{name}.bias"]
+        bias = gradients[f"{name}.bias"]
+        if single:
+            new[f"{i}.factor"] = factor = (seen - mean) * inverse
+            out[f"{name}.bias"] = bias * (1 / q_squared - (factor * mean).sum(1, keepdim=True))
+            continue
+        weight = gradients[f"{name}.weight"]
         mu = beside(mean, weight)
         weight = (weight - bias.view(*bias.shape, *[1] * (weight.ndim - 2)) * mu) * beside(inverse, weight)
         out[f"{name}.weight"] = weight
@@ -187,34 +226,48 @@ def preconditioned(gradients: Tensors, inputs: Sequence[torch.Tensor], state: Te
     return out, new
 
 
-def step_of(name: str, rate: float) -> Callable[..., torch.Tensor]:
-    """One iteration of all seeds, in place; returns their losses (K,)."""
+def step_of(name: str, rate: float) -> Callable[..., tuple[torch.Tensor, Factors]]:
+    """One iteration of all seeds, in place: their losses (K,), and of a single sample the gradients of the weights.
+
+    These are outer products (K, units) ⊗ (K, inputs), by layer, and are left to be subtracted.
+    """
 
     def step(
         weights: Tensors, state: Tensors, images: torch.Tensor, targets: torch.Tensor, clock: torch.Tensor
-    ) -> torch.Tensor:
-        def objective(weights: Tensors) -> Any:
+    ) -> tuple[torch.Tensor, Factors]:
+        single = images.shape[1] == 1
+        # of a single sample the gradient of a bias is a factor of that of its weight
+        fixed = {key: weight for key, weight in weights.items() if single and weight.ndim == 3}
+
+        def objective(trained: Tensors) -> Any:
             inputs, new = [], {}
+            values = {key: trained.get(key, weight) for key, weight in weights.items()}
 
             def enter(i: int, h: torch.Tensor) -> torch.Tensor:
-                inputs.append(h.detach())
-                out, statistics = trained_input(name, i, h, weights, state, clock)
+                out, statistics = trained_input(name, i, h, values, state, clock)
+                inputs.append((out if name == "LN" else h).detach())
                 new.update(statistics)
                 return out
 
-            outputs = network(weights, images, enter)
+            outputs = network(values, images, enter)
             each = functional.cross_entropy(outputs.flatten(0, 1), targets.flatten(), reduction="none")
             losses = each.view(targets.shape).mean(1)
             total = losses.sum()
             if name == "4 Things":
-                for i in range(1, len(LAYERS)):
-                    decayed = (weights[f"{i}.weight"] - 1).square().sum() + weights[f"{i}.bias"].square().sum()
+                for i in range(1, len(layers_of(values))):
+                    decayed = (values[f"{i}.weight"] - 1).square().sum() + values[f"{i}.bias"].square().sum()
                     total = total + DECAY / 2 * decayed
             return total, (losses.detach(), inputs, new)
 
-        gradients, (losses, inputs, new) = torch.func.grad(objective, has_aux=True)(weights)
+        differentiated = {key: weight for key, weight in weights.items() if key not in fixed}
+        gradients, (losses, inputs, new) = torch.func.grad(objective, has_aux=True)(differentiated)
+        slopes = gradients
         if name == "BNP":
             gradients, new = preconditioned(gradients, inputs, state)
+        layers = [key.removesuffix(".weight") for key in fixed]
+        outer = {
+            layer: (slopes[f"{layer}.bias"], new.pop(f"{i}.factor", inputs[i][:, 0])) for i, layer in enumerate(layers)
+        }
         for key, value in new.items():
             state[key].copy_(value)
         for key, gradient in gradients.items():
@@ -226,15 +279,16 @@ def step_of(name: str, rate: float) -> Callable[..., torch.Tensor]:
                 weights[key].sub_(rate * (first / clock[0]) / (second.sqrt() / clock[1] + ADAM_EPS))
             else:
                 weights[key].sub_(rate * gradient)
-        return losses
+        return losses, outer
 
     return step
 
 
-def plans_of(method: str, seeds: Sequence[int]) -> list[RunPlan]:
-    """Plans of the seeds of a method in the panel."""
-    comparison = replication("bnp-figure-5", "paper")
-    panels = tuple(panel for panel in comparison.panels if panel.name == "batch-2")
+def plans_of(name: str, method: str, seeds: Sequence[int]) -> list[RunPlan]:
+    """Plans of the seeds of a method in a panel, study/panel."""
+    study, _, own = name.partition("/")
+    comparison = replication(study, "paper")
+    panels = tuple(panel for panel in comparison.panels if panel.name == own)
     changes, unused = Overrides(None, None, None, None, 0), Path("unused")
     plans = plan_replication(replace(comparison, panels=panels), max(seeds) + 1, unused, torch.device("cpu"), changes)
     return [plan for plan in plans if plan.label == method and plan.seed in seeds]
@@ -254,7 +308,8 @@ class SideBySide:
             if weight.ndim == 5:
                 self.weights[key] = weight.permute(0, 1, 3, 4, 2).contiguous()
         self.state: Tensors = {}
-        for i, features in enumerate(FEATURES):
+        for i, layer in enumerate(layers_of(self.weights)):
+            features = self.weights[f"{layer}.weight"].shape[-1]
             if normalizes(self.name, i):
                 self.weights |= {f"{i}.weight": torch.ones(seeds, features), f"{i}.bias": torch.zeros(seeds, features)}
             if normalizes(self.name, i) or self.name == "BNP":
@@ -271,7 +326,8 @@ class SideBySide:
         self.iteration, self.seconds = 0, 0.0
         self.accuracies: list[list[float]] = []
         self.losses = torch.zeros(self.per_epoch, seeds)
-        self.compiled_step = torch.compile(step_of(self.name, plans[0].learning_rate), dynamic=False)
+        self.rate = plans[0].learning_rate
+        self.compiled_step = torch.compile(step_of(self.name, self.rate), dynamic=False)
         self.compiled_test = torch.compile(self.outputs, dynamic=False)
 
     def clock(self) -> torch.Tensor:
@@ -290,7 +346,9 @@ class SideBySide:
             self.permutations = torch.stack([torch.randperm(samples, generator=order) for order in self.orders])
         rows = self.permutations[:, position * self.batch : (position + 1) * self.batch]
         batch = self.images[rows], self.data.train_targets[rows]
-        self.losses[position] = self.compiled_step(self.weights, self.state, *batch, self.clock())
+        self.losses[position], outer = self.compiled_step(self.weights, self.state, *batch, self.clock())
+        for layer, (slopes, inputs) in outer.items():
+            self.weights[f"{layer}.weight"].addcmul_(slopes[:, :, None], inputs[:, None], value=-self.rate)
         self.iteration += 1
 
     def outputs(self, images: torch.Tensor) -> torch.Tensor:
@@ -395,6 +453,7 @@ def differences(joint: SideBySide, iterations: int) -> list[tuple[list[float], f
 def main() -> None:
     """Do what the command line says."""
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("panel", choices=PANELS)
     parser.add_argument("method", choices=STATISTICS, help="name in the study")
     parser.add_argument("seeds", type=int, choices=range(5), nargs="+")
     what = parser.add_mutually_exclusive_group(required=True)
@@ -402,7 +461,9 @@ def main() -> None:
     what.add_argument("--check", type=int, metavar="N", help="compare N iterations with the runs by themselves")
     given = parser.parse_args()
     torch.set_num_threads(1)
-    plans = plans_of(given.method, given.seeds)
+    plans = plans_of(given.panel, given.method, given.seeds)
+    if not plans:
+        parser.error(f"{given.panel} has no method {given.method!r}")
     data = load_data(plans[0].study.data)
     if given.check is not None:
         # in float32, normalization over two samples is chaotic within a few iterations
