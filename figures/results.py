@@ -928,7 +928,10 @@ table(
     "bnp-figure-4-fc-batch-6",
     lambda: claims_with_numbers(built_in("bnp-figure-4", "fc-batch-6", "fc-batch-6-standardized")),
 )
-table("bnp-figure-4-fc-batch-1", lambda: claims_with_numbers(built_in("bnp-figure-4", "fc-batch-1")))
+table(
+    "bnp-figure-4-fc-batch-1",
+    lambda: claims_with_numbers(built_in("bnp-figure-4", "fc-batch-1", "fc-batch-1-standardized")),
+)
 table("bnp-figure-4-cnn", lambda: claims_with_numbers(built_in("bnp-figure-4", "cnn5-batch-1")))
 table("bnp-table-1", lambda: claims_with_numbers(built_in("bnp-table-1")))
 table("bnp-figure-5-batch-128", lambda: claims_with_numbers(built_in("bnp-figure-5", "batch-128")))
