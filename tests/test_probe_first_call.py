@@ -47,6 +47,22 @@ def test_a_block_that_units_do_not_divide_is_measured_whole_and_the_table_says_s
         hesscond.probe(model, CE, batch, ["model"])
 
 
+@torch.library.custom_op("hesscond_tests::sine", mutates_args=())
+def sine(x: torch.Tensor) -> torch.Tensor:
+    return x.sin()
+
+
+@torch.library.custom_op("hesscond_tests::sine_backward", mutates_args=())
+def sine_backward(slope: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+    return slope * x.cos()
+
+
+sine.register_autograd(
+    lambda ctx, slope: sine_backward(slope, *ctx.saved_tensors),
+    setup_context=lambda ctx, inputs, output: ctx.save_for_backward(*inputs),
+)
+
+
 def through(function):
     return lambda m, x: m.last((function(m.first(x) * m.scale) @ m.middle).tanh())
 
@@ -67,6 +83,7 @@ def fused():
 MIXED = {
     "once differentiable": (through(OnceOnly.apply), fused, None),
     "no graph in backward": (through(stale_tanh), fused, None),
+    "kernel without a backward": (through(sine), fused, None),
     "norm at zero": (
         norms,
         lambda: {"first": nn.Linear(4, 5, bias=False), "scale": random(5), "last": nn.Linear(6, 3)},

@@ -68,7 +68,7 @@ def differentiable(failure: str = "the model or the loss has no second derivativ
         with torch.enable_grad():
             yield
     except RuntimeError as error:
-        if not re.search(r"derivative|differentiat|double backward", str(error), re.IGNORECASE):
+        if not re.search(r"derivative|differentiat|double backward|autograd formula", str(error), re.IGNORECASE):
             raise
         raise NoDerivativeError(f"{failure}: {str(error).splitlines()[0].rstrip('.')}") from error
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import SupportsIndex
 
 import torch
 
@@ -158,8 +159,8 @@ class Wanted:
     def __init__(self, which: str, k: int, order: int) -> None:
         if which not in ENDS:
             raise ConfigError(f"which='{which}' is not known: {did_you_mean(which, ENDS)}")
-        if not 1 <= k <= order:
-            raise MatrixError(f"an operator of order {order} has no {k} eigenvalues: k is 1 to {order}")
+        if not isinstance(k, SupportsIndex) or not 1 <= k <= order:
+            raise MatrixError(f"an operator of order {order} has no {k!r} eigenvalues: k is 1 to {order}")
         self.k, self.ends = k, ENDS[which]
         self.count = min(k * len(self.ends), order)
 

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from fractions import Fraction
 from types import MappingProxyType
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, SupportsIndex
 
 import numpy as np
 
@@ -464,8 +464,8 @@ def verify(
     """
     checked = statement(id) if isinstance(id, str) else id
     count = checked.trials if trials is None else trials
-    if count < 1:
-        raise ConfigError(f"trials must be at least 1, got {count}")
+    if not isinstance(count, SupportsIndex) or count < 1:
+        raise ConfigError(f"trials must be a whole number from 1 on, not {count!r}")
     start = time.perf_counter()
     tallies = tuple(Tally(claim) for claim in checked.claims)
     for number in range(count):
