@@ -82,7 +82,7 @@ class ByParameter(base.Method):
                 continue
             plain = "leave method= out to measure it in plain coordinates"
             if not self.holds(parameter):
-                why[name] = f"is not held by {self.name}: give the optimizer that trains it too, or {plain}"
+                why[name] = f"is not trained by {self.name}: give the optimizer that trains it too, or {plain}"
             elif parameter.requires_grad:
                 why[name] = f"has had no gradient in a step of {self.name}: probe after one that moves it, or {plain}"
             else:

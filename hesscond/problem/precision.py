@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import torch
 from torch import nn
+from torch._ops import OpOverload
 from torch.nn import functional
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
@@ -83,9 +84,25 @@ class Precision:
 class Observer(TorchDispatchMode):
     """Dispatch mode that does not import torch's compiler, which takes a second and which `plainly` runs without."""
 
+    # those of torch.cond, scan and while_loop
+    supports_higher_order_operators = True
+
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
         return False
+
+    @staticmethod
+    def call(func: Any, args: Any, kwargs: Any) -> Any:
+        """Result of an operation."""
+        return func(*map(materialized, args), **(kwargs or {}))
+
+
+def materialized(value: Any) -> Any:
+    """Value with memory for tensors of zeros that have none, of forward over reverse mode: modes crash on these."""
+    if isinstance(value, torch.Tensor):
+        whole = not value._is_zerotensor()
+        return value if whole else torch.zeros(value.shape, dtype=value.dtype, device=value.device)
+    return list(map(materialized, value)) if isinstance(value, list) else value
 
 
 class Perturbed(Observer):
@@ -98,8 +115,8 @@ class Perturbed(Observer):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not rounds(func) or ran_again():
-            return func(*args, **(kwargs or {}))
-        result = func(*map(self.perturbed, args), **(kwargs or {}))
+            return self.call(func, args, kwargs)
+        result = self.call(func, map(self.perturbed, args), kwargs)
         if func.overloadpacket in SUBTRACTING:
             # 1 − p and the like, formed within, are off by a unit of what they are subtracted from
             size = args[0] if func.overloadpacket in AROUND_ONE else args[0] * args[1]
@@ -108,6 +125,7 @@ class Perturbed(Observer):
 
     def perturbed(self, x: Any) -> Any:
         """Tensor with perturbed last digits."""
+        x = materialized(x)
         if not isinstance(x, torch.Tensor) or not x.is_floating_point() or x.is_meta or x.layout != torch.strided:
             return x
         if x.numel() <= MOST:
@@ -141,6 +159,8 @@ SUBTRACTING = AROUND_ONE | {torch.ops.aten.sigmoid_backward, torch.ops.aten._sof
 @cache
 def rounds(operation: Any) -> bool:
     """Whether an operation may round: it does not only copy numbers, and would not find equal numbers unequal."""
+    if not isinstance(operation, OpOverload):
+        return False
     return not (operation.is_view or operation._schema.is_mutable or operation.overloadpacket in EXACT | COMPARISONS)
 
 
@@ -164,8 +184,8 @@ class Operations(Observer):
         self.places: Counter[tuple[torch.dtype, str]] = Counter()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        output = func(*args, **(kwargs or {}))
-        if not func.is_view and func.overloadpacket not in EXACT:
+        output = self.call(func, args, kwargs)
+        if isinstance(func, OpOverload) and not func.is_view and func.overloadpacket not in EXACT:
             for tensor in output if isinstance(output, (tuple, list)) else (output,):
                 if isinstance(tensor, torch.Tensor) and (tensor.is_floating_point() or tensor.is_complex()):
                     self.count(tensor.dtype.to_real(), func, args)
@@ -297,13 +317,14 @@ class Masks(Observer):
         return cls() if adding or func in cls.ATTENDING else nullcontext()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result, packet = func(*args, **(kwargs or {})), func.overloadpacket
+        result, packet = self.call(func, args, kwargs), getattr(func, "overloadpacket", None)
         if packet in self.SOFTMAXES:
             self.masked.append((result, args[0] < -MASKED))
         elif packet in self.SUMS and not kwargs:
             for number, x in enumerate(args):
                 # a tensor that is added to in place is no longer constant
-                if isinstance(x, torch.Tensor) and not x.requires_grad and x is not result:
+                constant = isinstance(x, torch.Tensor) and not x.requires_grad and not x.is_complex()
+                if constant and x is not result:
                     shift = -x if number and packet is torch.ops.aten.sub else x
                     self.masked.append((result, shift <= SHIFTED))
         return result

@@ -257,7 +257,7 @@ def condition_number(
     κ = 1e+18 (rank 2 of 3, 0 negative; certified SVD)
     """
     if (matrix is None) == (factor is None):
-        raise MatrixError("give either a matrix or factor=F, not both")
+        raise MatrixError("give a matrix or factor=F, and not both")
     for name, value in (("rtol", rtol), ("error", error)):
         if not isinstance(value, Real) or not 0 <= value < math.inf:
             raise MatrixError(f"{name}={value!r} is not a finite number of at least 0")

@@ -131,7 +131,7 @@ class Assertion:
 
     def __str__(self) -> str:
         total, held, against = len(self.findings), self.count(True), self.count(False)
-        verdict = "decide against it" if self.outcome == "failed" else "do not decide"
+        verdict = {"passed": "decide for it", "failed": "decide against it"}.get(self.outcome, "do not decide")
         needed = f"all {total}" if self.needed == total else f"{self.needed} of {total}"
         counted = (
             f"{held} of {total} {self.what} hold, {against} do not, {self.count(None)} undecided; needed: {needed}"

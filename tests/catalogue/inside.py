@@ -4,7 +4,8 @@ import functools
 
 import torch
 from torch import nn
-from torch.func import functional_call, jacrev, vmap
+from torch._higher_order_ops.scan import scan
+from torch.func import functional_call, hessian, jacrev, vmap
 from torch.nn import functional as F
 
 from tests.catalogue.cases import add
@@ -107,6 +108,26 @@ def ensemble(m, x):
     return vmap(lambda one: functional_call(m.first, one, (x,)))(stacked).mean(0)
 
 
+def by_hessian(m, x):
+    """Laplacian of u, row by row: forward over reverse mode has tensors of zeros without memory."""
+    return vmap(lambda row: hessian(lambda p: m.net(p[None])[0, 0])(row).diagonal().sum())(x)[:, None]
+
+
+def complex_recurrence(m, x):
+    """A linear recurrence in the complex plane (LRU, S4D)."""
+    inputs = torch.view_as_complex(m.first(x).view(len(x), 4, 2, 2))
+    turn = torch.exp(torch.complex(-m.decay.exp(), m.phase))
+    state = torch.zeros(len(x), 2, dtype=inputs.dtype)
+    for k in range(4):
+        state = turn * state + inputs[:, k]
+    return m.last(torch.view_as_real(state).flatten(1))
+
+
+def scanned(m, x):
+    """A recurrence over the rows by torch's own scan."""
+    return m.head(scan(lambda c, h: (0.5 * c + h.sin(), 0.5 * c + h.sin()), x.new_zeros(3), m.first(x))[1])
+
+
 def frozen_trunk(m, x):
     """A part without gradients."""
     with torch.no_grad():
@@ -165,5 +186,14 @@ inside_of("vmap_inside", "vmap in the forward pass",
 inside_of("jacrev_inside", "jacrev in the forward pass",
     lambda: (Net(lambda m, x: vmap(jacrev(m.net))(x), net=nn.Sequential(nn.Linear(3, 3), nn.Tanh(), nn.Linear(3, 2))),
              MSE, (torch.randn(15, 3), torch.randn(15, 2, 3))), "net.0")  # fmt: skip
+inside_of("hessian_inside", "Laplacian by torch.func.hessian in the forward pass",
+    lambda: (Net(by_hessian, net=nn.Sequential(nn.Linear(2, 4), nn.Tanh(), nn.Linear(4, 1))), MSE,
+             (torch.randn(16, 2), torch.randn(16, 1))), "net.0")  # fmt: skip
+inside_of("complex_recurrence", "complex linear recurrence (LRU)",
+    lambda: (Net(complex_recurrence, first=nn.Linear(4, 16), decay=nn.Parameter(torch.rand(2)),
+                 phase=nn.Parameter(torch.rand(2)), last=nn.Linear(4, 3)), CE, classes()), "first")  # fmt: skip
+inside_of("scan", "recurrence over the rows by torch's scan",
+    lambda: (Net(scanned, first=nn.Linear(4, 3), head=nn.Linear(3, 3)), CE, classes()), "first",
+    streams=False)  # fmt: skip
 inside_of("siamese", "Siamese network, contrastive loss", siamese_pairs, "trunk.0")
 inside_of("all_against_all", "InfoNCE over the batch", all_against_all, "trunk.0")

@@ -5,6 +5,7 @@ import functools
 import numpy as np
 import torch
 from torch import nn
+from torch._higher_order_ops.while_loop import while_loop
 from torch.nn import functional as F
 
 from tests.catalogue.cases import add, double
@@ -105,6 +106,11 @@ def root_mean_square(x):
     return x * inverse_rms(x)
 
 
+def looped(x):
+    """Sine of sine of sine, of which torch has another second derivative."""
+    return while_loop(lambda i, z: i < 3, lambda i, z: (i + 1, z.sin()), (torch.tensor(0), x))[1]
+
+
 #: (name, title, function, the same by operations of torch).
 STALE = [
     ("stale_square", "x², the input kept as it was", stale_square, torch.square),
@@ -120,6 +126,7 @@ STALE = [
     ("detached_gradient", "softplus, its gradient detached",
         function(F.softplus, lambda g, k: (g * k.sigmoid()).detach(), own_input), F.softplus),
     ("stale_softmax", "softmax, its output kept", stale_softmax, softmax),
+    ("while_loop", "torch's while_loop", looped, lambda x: x.sin().sin().sin()),
     ("stale_one_sample", "sine, stale at one sample", lambda x: torch.cat([stale_sine(x[:1]), x[1:].sin()]), torch.sin),
     ("fused_layer_norm", "fused layer normalization",
         function(normalized_by_hand, layer_norm_backward, rows_and_scale), normalized),

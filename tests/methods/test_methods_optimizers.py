@@ -374,12 +374,12 @@ def test_what_no_optimizer_moves_has_no_part_in_the_hessian(part, norm):
         assert sorted(found.parameters) == sorted(own)
         assert found.n_params == found.kappa.rank + found.kappa.nullity == sum(sizes[name] for name in own)
     for name in layers - set(result):
-        assert ("not held by" in whole.skipped.get(name, "")) == any(n.startswith(f"{name}.") for n in still)
-        with pytest.raises(ConfigError, match=f"layer '{name}' (is not held by|requires no gradient)"):
+        assert ("not trained by" in whole.skipped.get(name, "")) == any(n.startswith(f"{name}.") for n in still)
+        with pytest.raises(ConfigError, match=f"layer '{name}' (is not trained by|requires no gradient)"):
             probe(model, nn.CrossEntropyLoss(), data(), [name], method=optimizers)
     for name in still:
         if name.partition(".")[0] in result:
-            assert f"parameter '{name}' is not held by" in result.skipped[name]
+            assert f"parameter '{name}' is not trained by" in result.skipped[name]
     assert ("moved by" in result.coordinates) == ("moved by" in whole.coordinates) == bool(still)
 
 

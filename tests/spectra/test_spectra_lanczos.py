@@ -366,6 +366,7 @@ def test_products_are_limited(limit):
     [
         ({"k": 11}, MatrixError, "no 11 eigenvalues: k is 1 to 10"),
         ({"k": 0}, MatrixError, "k is 1 to 10"),
+        ({"k": 2.5}, MatrixError, r"no 2\.5 eigenvalues: k is 1 to 10"),
         ({"which": "smallest"}, ConfigError, "which='smallest' is not known: choose from top"),
         ({"k": 2, "basis": 4}, ConfigError, "at least 5 are needed"),
         ({"max_products": 2}, ConfigError, "at least 3 are needed"),

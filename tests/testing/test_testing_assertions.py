@@ -28,7 +28,9 @@ EPS = 1e-9
 
 def test_a_limit_beside_the_truth():
     *case, truth = least_squares([1.0, 30.0])
-    assert assert_condition_number(*case, below=truth * (1 + EPS)).outcome == "passed"
+    passed = assert_condition_number(*case, below=truth * (1 + EPS))
+    assert passed.outcome == "passed"
+    assert "the bounds decide for it: 1 of 1 units hold" in str(passed)
     assert assert_condition_number(*case, above=truth * (1 - EPS), below=2 * truth).outcome == "passed"
     for limit in (
         {"below": truth * (1 - EPS)},

@@ -2,6 +2,7 @@
 
 import pytest
 
+from hesscond.errors import ConfigError
 from hesscond.theorems import statement, statements, verify
 from tests.theorems.verdicts import check_known
 
@@ -61,3 +62,9 @@ def test_counterexamples_from_any_seed(id):
         found = list(statement(id).counterexamples(seed))
         assert {example.claim for example in found} == false
         assert all(example.factor > 1 for example in found)
+
+
+@pytest.mark.parametrize("trials", [0, 1.5, "3"])
+def test_a_number_of_trials_is_a_whole_one(trials):
+    with pytest.raises(ConfigError, match="trials must be a whole number from 1 on, not "):
+        verify("van-der-sluis", trials=trials)
