@@ -21,8 +21,8 @@ from torch.utils.data import Dataset
 from hesscond.commands import printing
 from hesscond.errors import ConfigError, HesscondError, counted, did_you_mean, one_line, out_of_memory
 from hesscond.lazy import OURS, PASSED, is_ours, is_users, user_failure
-from hesscond.problem import batches, evaluation, weighting
-from hesscond.problem.containers import kind
+from hesscond.problem import evaluation, weighting
+from hesscond.problem.containers import is_batch, kind, moved
 
 FORM = "FILE.py:FUNCTION, where FUNCTION() returns (model, loss_fn, data)"
 #: Name of a virtual package with the loaded file and its siblings as modules: ``from .sibling import x``
@@ -45,7 +45,7 @@ class Stream:
                 raise ConfigError(f"batch {number} of the data: {error}") from None
             samples, self.are = evaluation.counted_in(self._model, pair[0])
             self.samples += samples
-            yield batches.moved(batch, self._device)
+            yield moved(batch, self._device)
 
     def on(self, device: torch.device) -> Stream:
         """The same batches on a device, moved one by one."""
@@ -77,7 +77,7 @@ class Target:
                 if any(t.is_meta for t in (*module.parameters(), *module.buffers())):
                     raise ConfigError("the model or the loss is on the meta device, so its parameters have no values")
                 module.to(device)
-        data = self.data.on(device) if isinstance(self.data, Stream) else batches.moved(self.data, device)
+        data = self.data.on(device) if isinstance(self.data, Stream) else moved(self.data, device)
         return replace(self, data=data)
 
 
@@ -176,7 +176,7 @@ def as_target(returned: Any, spec: str) -> Target:
         raise ConfigError(f"{spec}: the data are single samples ({described(data)}): wrap them in a DataLoader")
     try:
         weighting.check_weighting(None, weight)
-        if batches.is_batch(data):
+        if is_batch(data):
             return Target(model, loss_fn, evaluation.checked_batch(data), weight)
     except ConfigError as error:
         raise ConfigError(f"{spec}: {error}") from None

@@ -17,11 +17,10 @@ from hesscond.errors import CaptureError
 from hesscond.hessians.linearization import Linearization, Tensors, gradients
 from hesscond.hessians.network_operator import HessianOperator
 from hesscond.operators.operator import ROUNDING
-from hesscond.problem.batches import Drawn
 from hesscond.problem.containers import mapped, tensors_of
 from hesscond.problem.evaluation import is_finite
 from hesscond.problem.precision import Operations, Precision
-from hesscond.problem.problem import WatchedEvaluation
+from hesscond.problem.problem import Drawn, WatchedEvaluation
 
 EPS = float(torch.finfo(torch.float64).eps)
 #: First step, relative to the sizes of the parameters; each further one is shorter by the factor; number of steps.

@@ -21,9 +21,8 @@ from hesscond.hessians.linearization import GGNLinearization, HessianLinearizati
 from hesscond.hessians.parameters import Layout, Placement, UnitLayout, layout_of, placements
 from hesscond.operators import operator
 from hesscond.problem import devices, graph, precision, weighting, wrappers
-from hesscond.problem.batches import Drawn
 from hesscond.problem.evaluation import Batch, LossFunction, is_finite
-from hesscond.problem.problem import Problem, WatchedEvaluation
+from hesscond.problem.problem import Drawn, Problem, WatchedEvaluation
 
 #: Function that receives the number of vectors of every product with a Hessian.
 OBSERVER: ContextVar[Callable[[int], None]] = ContextVar("observer", default=lambda count: None)

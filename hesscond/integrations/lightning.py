@@ -6,7 +6,7 @@ from typing import Any
 
 from hesscond.lazy import optional
 from hesscond.problem import evaluation
-from hesscond.problem.batches import moved
+from hesscond.problem.containers import moved
 from hesscond.watching import Watch as LoopWatch, watch
 from hesscond.watching.destinations import numbers
 

@@ -19,7 +19,7 @@ from hesscond.probing import check
 from hesscond.probing.products import PRODUCTS, units_by_use
 from hesscond.probing.question import Measurement, Question
 from hesscond.probing.results import LayerResult
-from hesscond.problem.batches import is_batch
+from hesscond.problem.containers import is_batch
 from hesscond.problem.devices import accelerators_of
 from hesscond.problem.evaluation import Batch
 from hesscond.problem.untouched import untouched_randomness

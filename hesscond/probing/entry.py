@@ -28,8 +28,8 @@ from hesscond.probing.layers import layer_results
 from hesscond.probing.network import network_result
 from hesscond.probing.question import Question, checked_level
 from hesscond.probing.results import ProbeResult
-from hesscond.problem import batches, evaluation, references, wrappers
-from hesscond.problem.containers import tensors_of
+from hesscond.problem import evaluation, references, wrappers
+from hesscond.problem.containers import is_batch, moved, tensors_of
 from hesscond.problem.devices import default_memory
 from hesscond.problem.weighting import BatchWeight
 from hesscond.sheets import duration
@@ -199,7 +199,7 @@ def probe(
         if named or not any(p.requires_grad for p in model.parameters()):
             model, outside = references.holding(model, outside), {}
     size = bytes_of(memory)
-    quick = units is layers is blocks is None and level == "unit" and batches.is_batch(data)
+    quick = units is layers is blocks is None and level == "unit" and is_batch(data)
     question = Question(
         model=model,
         loss_fn=loss_fn,
@@ -235,14 +235,14 @@ def gathered(
     group: ProcessGroup, model: nn.Module, data: Any, weight: BatchWeight | None
 ) -> tuple[list[Any], BatchWeight | None]:
     """Batches of all processes, and their weights; a ConfigError if the processes have different parameters."""
-    local_batches = list([data] if batches.is_batch(data) else data)
+    local_batches = list([data] if is_batch(data) else data)
     device = next((tensor.device for tensor in tensors_of(local_batches)), None)
     fingerprint = hashlib.sha256()
     for parameter in model.parameters():
         fingerprint.update(parameter.detach().to("cpu", torch.float64).numpy().tobytes())
     given = None if weight is None or callable(weight) else list(weight)
     # from one accelerator to another, tensors go by way of the host
-    share = batches.moved(local_batches, torch.device("cpu")), given, fingerprint.digest()
+    share = moved(local_batches, torch.device("cpu")), given, fingerprint.digest()
     received: list[Any] = [None] * group.size()
     torch.distributed.all_gather_object(received, share, group=group)
     shares, weights, fingerprints = zip(*received, strict=True)
@@ -250,7 +250,7 @@ def gathered(
         raise ConfigError(
             "the processes have different parameters: make the model with the same random seed in each, or load it"
         )
-    all_batches = batches.moved([batch for part in shares for batch in part], device)
+    all_batches = moved([batch for part in shares for batch in part], device)
     return all_batches, weight if given is None else [number for part in weights for number in part]
 
 

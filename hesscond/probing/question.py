@@ -23,7 +23,7 @@ from hesscond.hessians.network_hessian import BlockSource
 from hesscond.methods import Method
 from hesscond.methods.inputs import OfInputs
 from hesscond.problem import MEMORY, Batch, LossFunction, weighting
-from hesscond.problem.batches import is_batch
+from hesscond.problem.containers import is_batch
 from hesscond.problem.precision import Precision, named
 from hesscond.spectra.bounded import refuse_few
 

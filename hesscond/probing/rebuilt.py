@@ -16,8 +16,7 @@ from hesscond.errors import ConfigError
 from hesscond.methods import Spec
 from hesscond.methods.base import Method
 from hesscond.probing.question import Question
-from hesscond.problem.batches import is_batch
-from hesscond.problem.containers import tensors_of
+from hesscond.problem.containers import is_batch, tensors_of
 from hesscond.problem.devices import accelerators_of
 from hesscond.problem.evaluation import Batch, call_of, checked_batch, converted, in_precision, scalar
 from hesscond.problem.untouched import untouched_randomness

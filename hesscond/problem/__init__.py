@@ -1,6 +1,6 @@
 """Problem: a model, its loss and its data, frozen at one moment and evaluated again without side effects.
 
-`snapshot` copies the model, `batches` keeps the data and their random states, `evaluation` runs the loss, `weighting`
+`problem` keeps the data and their random states, `snapshot` copies the model, `evaluation` runs the loss, `weighting`
 finds the weight of a batch in the loss of all data, `graph` reads the autograd graph of an evaluated loss.
 """
 

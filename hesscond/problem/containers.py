@@ -1,4 +1,4 @@
-"""Tensors in what loaders and models hand over: nested containers, records, and objects with tensors as attributes."""
+"""Tensors in what loaders and models hand over: batches, nested containers, and objects with tensors as attributes."""
 
 from __future__ import annotations
 
@@ -102,6 +102,23 @@ def with_leaves(value: Any, function: Callable[[torch.Tensor], torch.Tensor]) ->
         ) from error
 
 
+def moved(value: Any, device: torch.device | None) -> Any:
+    """Move every tensor in a value to a device (None: nowhere); a tensor that occurs twice stays a single one."""
+    if device is None:
+        return value
+    done: dict[int, tuple[Any, Any]] = {}
+
+    def move(part: Any) -> Any:
+        if getattr(part, "is_meta", False):
+            raise ConfigError("the data are on the meta device, so they have no values")
+        if id(part) not in done:
+            # the value itself is kept too, so that its id is not reused; some objects move themselves
+            done[id(part)] = (part if isinstance(part, torch.Tensor) else copied(part)).to(device), part
+        return done[id(part)][0]
+
+    return mapped(value, move, move)
+
+
 def stored(tensor: torch.Tensor) -> list[torch.Tensor]:
     """Strided tensors that hold the indices and the values of a sparse tensor; of a strided one, itself."""
     if tensor.layout in INDICES:
@@ -120,3 +137,45 @@ def kind(value: Any) -> str:
         return f"a {type(value).__name__} of {len(value)}"
     name = type(value).__name__
     return "None" if value is None else f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+
+
+def is_batch(data: Any) -> bool:
+    """Whether ``data`` is one batch, not a stream: a mapping, a record, an object, a pair that holds no two batches."""
+    if isinstance(data, list):
+        # a loader yields each batch as a list [inputs, targets]
+        return len(data) == 2 and not all(isinstance(x, (tuple, list, Mapping)) or attributes(x) for x in data)
+    if isinstance(data, tuple) and not hasattr(data, "_fields"):
+        if len(data) != 2:
+            raise ConfigError(
+                f"a tuple of {len(data)} is no batch (inputs, targets): give a stream of batches as a list"
+                if data
+                else "the data are an empty tuple: give a pair (inputs, targets), or a list of such pairs"
+            )
+        if all(isinstance(item, (tuple, list)) and len(item) == 2 for item in data) and form(data[0]) == form(data[1]):
+            raise ConfigError(
+                "the data ((a, b), (c, d)) may be two batches or one with two inputs and two targets: write "
+                "[(a, b), (c, d)] for two batches, or [((a, b), (c, d))] for one"
+            )
+        return True
+    if isinstance(data, (Mapping, tuple)):
+        return True
+    # a loader may keep tensors, a graph may yield its attributes, and a frame its columns
+    iterable = isinstance(data, Iterable) and not (isinstance(data, (str, bytes)) or hasattr(data, "__array__"))
+    if attributes(data) and (not iterable or callable(getattr(data, "to", None))):
+        return True
+    if not iterable:
+        raise ConfigError(
+            f"the data must be a pair (inputs, targets) of tensors or a stream of such pairs, not {kind(data)}"
+        )
+    return False
+
+
+def form(value: Any) -> Any:
+    """Structure of a batch, without sizes."""
+    if isinstance(value, torch.Tensor):
+        return value.dtype, value.ndim
+    if isinstance(value, Mapping):
+        return {key: form(item) for key, item in value.items()}
+    if isinstance(value, (tuple, list)):
+        return [form(item) for item in value]
+    return type(value)

@@ -15,7 +15,7 @@ from hesscond.methods import optimizers
 from hesscond.probing import results
 from hesscond.probing.entry import probe
 from hesscond.problem import devices, evaluation, untouched, wrappers
-from hesscond.problem.batches import is_batch
+from hesscond.problem.containers import is_batch
 from hesscond.spectra import ConditionNumber, lanczos
 
 if TYPE_CHECKING:
