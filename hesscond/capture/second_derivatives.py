@@ -18,9 +18,9 @@ from hesscond.problem.precision import HIDDEN, MASKED, SHIFTED
 
 
 def saved(node: Any, name: str) -> torch.Tensor:
-    """Tensor that a node keeps for its derivative, in float64."""
+    """Tensor that a node keeps for its derivative, in float64; the real part of a complex one, which has no formula."""
     tensor: torch.Tensor = getattr(node, f"_saved_{name}")
-    return tensor.detach().to(torch.float64)
+    return tensor.detach().real.to(torch.float64)
 
 
 def square_root(x: torch.Tensor) -> torch.Tensor:
