@@ -127,6 +127,7 @@ def conclude_or_say(assertion):
         (lambda case: assert_preconditioner_improves(*case, "bnpp"), "bnpp"),
         (lambda case: assert_preconditioner_improves(*case, None), "say which preconditioner"),
         (lambda case: assert_preconditioner_improves(*case, "bnp", factor=-1), "factor must be"),
+        (lambda case: assert_preconditioner_improves(*case, torch.eye(9)), "are for 9 parameters of a unit, which has"),
     ],
 )
 def test_bad_use_is_one_sentence_and_no_failed_assertion(call, complaint):

@@ -27,6 +27,8 @@ class DensePreconditioner(Preconditioner):
     cancels: bool = True
 
     def right_multiply(self, rows: torch.Tensor) -> torch.Tensor:
+        if len(self.P) != (n := rows.shape[-1]):
+            raise ConfigError(f"coordinates {self.name!r} are for {len(self.P)} parameters of a unit, which has {n}")
         return rows @ self.P.to(rows)
 
 
