@@ -199,7 +199,7 @@ def tested_input(name: str, i: int, h: torch.Tensor, weights: Tensors, state: Te
 
 
 def preconditioned(gradients: Tensors, inputs: Sequence[torch.Tensor], state: Tensors) -> tuple[Tensors, Tensors]:
-    """BNP's gradients, and its new statistics; what takes the place of the inputs of a single sample is among these."""
+    """BNP's gradients, and its new statistics; of a single sample also the factors that its inputs become in them."""
     new, out = {}, dict(gradients)
     for i, (name, h) in enumerate(zip(layers_of(gradients, "bias"), inputs, strict=True)):
         samples, flat = h.shape[1], h.ndim == 3

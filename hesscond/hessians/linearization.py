@@ -73,7 +73,8 @@ class Linearization(ABC):
                 if not name.startswith("_saved_") and name != "saved_tensors":
                     continue
                 for tensor in containers.tensors_of(getattr(node, name)):
-                    storages = [part.untyped_storage() for part in containers.stored(tensor)]
+                    parts = [part for part in containers.stored(tensor) if not part._is_zerotensor()]
+                    storages = [part.untyped_storage() for part in parts]
                     sizes |= {storage.data_ptr(): storage.nbytes() for storage in storages}
         for leaf in self.leaves:
             sizes.pop(leaf.untyped_storage().data_ptr(), None)

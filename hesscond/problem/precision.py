@@ -116,7 +116,7 @@ class Perturbed(Observer):
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if not rounds(func) or ran_again():
             return self.call(func, args, kwargs)
-        result = self.call(func, map(self.perturbed, args), kwargs)
+        result = func(*map(self.perturbed, args), **(kwargs or {}))
         if func.overloadpacket in SUBTRACTING:
             # 1 − p and the like, formed within, are off by a unit of what they are subtracted from
             size = args[0] if func.overloadpacket in AROUND_ONE else args[0] * args[1]
