@@ -23,6 +23,10 @@ KINDS = [
 ]  # fmt: skip
 
 
+def flat(tensors):
+    return torch.cat([tensor.flatten() for tensor in tensors])
+
+
 def ragged(n):
     """Batch sizes that add up to n: half, one, and the rest."""
     half = max(n // 2, 1)
@@ -157,3 +161,16 @@ def test_sequences_of_different_lengths_in_a_stream():
     for name, layer in result.items():
         truth = sum(len(y) / 11 * layer_truth(model, loss_fn, (x, y), name) for x, y in parts)
         assert (layer.hessian() - truth).norm() <= 1e-10 * truth.norm()
+
+
+def test_a_laplacian_inside_the_model_has_the_hessian_of_all_batches():
+    """Forward over reverse mode leaves tensors of zeros without memory in the graphs that a stream keeps."""
+    model, loss_fn, (x, y) = case("hessian_inside").make()
+    model, x, y = model.double(), x.double(), y.double()
+    parameters = list(model.parameters())
+    gradient = torch.autograd.grad(loss_fn(model(x), y), parameters, create_graph=True, materialize_grads=True)
+    each = [torch.autograd.grad(g, parameters, retain_graph=True, materialize_grads=True) for g in flat(gradient)]
+    expected = torch.stack([flat(row) for row in each])
+    result = hesscond.probe(model, loss_fn, [(x[:3], y[:3]), (x[3:], y[3:])], level="network")
+    found = result["network"].operator.to_dense()
+    assert torch.allclose(found, expected, rtol=0, atol=1e-10 * float(expected.abs().max()))
